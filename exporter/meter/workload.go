@@ -1,0 +1,36 @@
+package meter
+
+import "gpuledger/exporter/usage"
+
+// Kinds of workload.
+const (
+	KindHost    = "host"
+	KindService = "service"
+	KindDocker  = "docker"
+	KindSystem  = "system"
+)
+
+// Workload names who a piece of time belongs to, and how that is known.
+type Workload struct {
+	User    string
+	UID     int64 // -1 where no uid stands behind the user
+	Kind    string
+	Name    string // container name, unit, …; empty for KindHost
+	Project string
+	Class   string
+	// AttributedBy is the resolution step that named User. It is not part of
+	// the key.
+	AttributedBy string
+}
+
+// Unattributed reports whether no user could be named. Each unattributed
+// workload shares as a user of its own (law L2).
+func (w Workload) Unattributed() bool { return w.User == UserUnattributed }
+
+// UserUnattributed is the user of workloads that no step could attribute.
+const UserUnattributed = "unattributed"
+
+// Totals are a workload's amounts on one device since the exporter started.
+type Totals struct {
+	usage.Amounts
+}
