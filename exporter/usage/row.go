@@ -64,3 +64,19 @@ type Row struct {
 	Estimated        bool   `json:"estimated"`     // some activity was not per process
 	AttributedBy     string `json:"attributed_by"` // the resolution step that named User
 }
+
+// Plus returns the sum of two amounts.
+func (a Amounts) Plus(b Amounts) Amounts {
+	return Amounts{
+		GPUUS:            a.GPUUS + b.GPUUS,
+		ShareUS:          a.ShareUS + b.ShareUS,
+		HeldUS:           a.HeldUS + b.HeldUS,
+		ReservedUS:       a.ReservedUS + b.ReservedUS,
+		ActiveUS:         a.ActiveUS + b.ActiveUS,
+		ActiveKnownUS:    a.ActiveKnownUS + b.ActiveKnownUS,
+		IdleUS:           a.IdleUS + b.IdleUS,
+		MemoryKiBSeconds: a.MemoryKiBSeconds + b.MemoryKiBSeconds,
+		MemoryKnownUS:    a.MemoryKnownUS + b.MemoryKnownUS,
+		EnergyMJ:         a.EnergyMJ + b.EnergyMJ,
+	}
+}
