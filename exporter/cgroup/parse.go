@@ -3,6 +3,8 @@ package cgroup
 import (
 	"slices"
 	"strings"
+
+	"gpuledger/exporter/procfs/text"
 )
 
 // maxText bounds what is read of one file; the kernel's own bound is a page or
@@ -23,14 +25,14 @@ type line struct {
 // On a hybrid host any single line may be the only one that knows the
 // container or job, so all are read and the one with the deepest recognised
 // chain is taken, not that of a fixed controller.
-func Parse(text string) Chain {
-	if len(text) > maxText {
-		text = text[:maxText]
+func Parse(content string) Chain {
+	if len(content) > maxText {
+		content = content[:maxText]
 	}
 	var lines []line
 	var result Chain
 	v1, v2, allRoot := false, false, true
-	for raw := range strings.SplitSeq(text, "\n") {
+	for raw := range strings.SplitSeq(content, "\n") {
 		l, hierarchy, ok := parseLine(raw)
 		if !ok {
 			continue
@@ -112,7 +114,7 @@ func parseLine(raw string) (l line, hierarchy string, ok bool) {
 			return l, "", false // the kernel never prints this
 		default:
 			leading = false
-			l.path = append(l.path, segment)
+			l.path = append(l.path, text.Clean(segment, maxNameBytes)) // users choose names below their slice
 		}
 	}
 	return l, parts[0], true
