@@ -62,7 +62,9 @@ func computeProcesses(pids ...uint32) []gpu.Process {
 	return list
 }
 
-func person(name string) meter.Workload { return meter.Workload{User: name, UID: 1000, Kind: meter.KindHost} }
+func person(name string) meter.Workload {
+	return meter.Workload{User: name, UID: 1000, Kind: meter.KindHost}
+}
 
 // TestExactThirds shares a card among three users for six hours of odd
 // intervals: at no instant is anybody a microsecond or more off a third.
