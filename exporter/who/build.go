@@ -282,7 +282,7 @@ func missing(s *snapshot.Snapshot, a Answer, now time.Time) []Missing {
 		case c.State == CardHung:
 			out = append(out, Missing{MissingCard, new(c.Index), "did not answer in time: a call into the driver hangs; see dmesg for XID errors"})
 		case c.State == CardFailed:
-			out = append(out, Missing{MissingCard, new(c.Index), "could not be read: " + cmp.Or(c.Reason, "no reason given")})
+			out = append(out, Missing{MissingCard, new(c.Index), unread(c.Reason)})
 		case c.State == CardDown && c.Reason == gpu.DownRefused:
 			out = append(out, Missing{MissingCard, new(c.Index), "refused access: check the permissions of /dev/nvidia* and, in a container, its device rules"})
 		}
@@ -308,6 +308,17 @@ func missing(s *snapshot.Snapshot, a Answer, now time.Time) []Missing {
 		out = append(out, Missing{What: what, Message: name + ": " + cmp.Or(state.Error, "could not be read")})
 	}
 	return out
+}
+
+// unread says why nothing is known of a card now.
+func unread(reason string) string {
+	switch reason {
+	case "", CardFailed:
+		return "could not be read; the log of gpu-exporter says why"
+	case "missing":
+		return "is not among the cards that NVML lists now; see lspci and dmesg"
+	}
+	return "could not be read: " + reason
 }
 
 // unexplained are the PIDs of a card that nothing is known of, at most ten.
