@@ -8,6 +8,7 @@
 package lab
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -384,13 +385,15 @@ func (s Scenario) WriteFile(path string) error {
 // short. The counters go on as they were; only per-process history older than
 // before is lost.
 func (s *Scenario) Forget(before time.Duration) {
-	s.Processes = slices.DeleteFunc(s.Processes, func(p Process) bool { return p.To != 0 && p.To < before })
-	slices.SortStableFunc(s.Changes, func(a, b Change) int { return int(a.At - b.At) })
+	// Copies of a Scenario share their slices: leave those alone.
+	s.Processes = slices.DeleteFunc(slices.Clone(s.Processes), func(p Process) bool { return p.To != 0 && p.To < before })
+	s.GPUs, s.Changes = slices.Clone(s.GPUs), slices.Clone(s.Changes)
+	slices.SortStableFunc(s.Changes, func(a, b Change) int { return cmp.Compare(a.At, b.At) })
 	n := 0
 	for n < len(s.Changes) && s.Changes[n].At < before {
 		c := s.Changes[n]
 		s.GPUs[c.GPU].Values = s.GPUs[c.GPU].Values.fold(c)
 		n++
 	}
-	s.Changes = slices.Delete(s.Changes, 0, n)
+	s.Changes = s.Changes[n:]
 }
