@@ -52,6 +52,11 @@ func Bill(book *Book, period Period, usages []Usage, capacity []Capacity) (State
 	if err := b.printHours(hours); err != nil {
 		return Statement{}, err
 	}
+	size := len(hours)
+	for _, line := range hours {
+		size += len(line.priced)
+	}
+	statement.Lines = make([]Line, 0, size)
 	for _, line := range hours {
 		statement.Lines = append(statement.Lines, line.Line)
 	}

@@ -84,7 +84,7 @@ func NewBook(config Config, accounts []AccountConfig, identities []IdentityConfi
 		found.addf("billing.mode", "%q is neither %q nor %q", config.Mode, ModeCharge, ModeShowback)
 	}
 	if config.MinimumCoverage != "" {
-		micros, err := parsePrice(config.MinimumCoverage)
+		micros, err := parsePrice(string(config.MinimumCoverage))
 		if err != nil || micros > 1_000_000 {
 			found.addf("billing.minimum_coverage", "%q is not a ratio from 0 to 1", config.MinimumCoverage)
 		} else {

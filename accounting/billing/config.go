@@ -3,14 +3,36 @@ package billing
 import (
 	"errors"
 	"fmt"
+
+	"github.com/goccy/go-yaml/ast"
 )
+
+// Text is a scalar as it stands in the file, whether quoted or not. Read as
+// numbers, a cost centre 0042 would become 34 and a price 6.10 could become
+// 6.1.
+type Text string
+
+// UnmarshalYAML takes the scalar's own characters.
+func (t *Text) UnmarshalYAML(node ast.Node) error {
+	switch node := node.(type) {
+	case *ast.NullNode:
+		*t = ""
+	case *ast.LiteralNode:
+		*t = Text(node.Value.Value)
+	case ast.ScalarNode:
+		*t = Text(node.GetToken().Value)
+	default:
+		return fmt.Errorf("%s: a %s where text is wanted", node.GetPath(), node.Type())
+	}
+	return nil
+}
 
 // Config is the section "billing" of the configuration file.
 type Config struct {
 	Timezone        string       `yaml:"timezone"`         // IANA name; UTC if empty
 	Currency        string       `yaml:"currency"`         // ISO 4217; XXX (none) if empty
 	Mode            string       `yaml:"mode"`             // "charge" (default) or "showback"
-	MinimumCoverage string       `yaml:"minimum_coverage"` // ratio 0–1; "0.95" if empty
+	MinimumCoverage Text         `yaml:"minimum_coverage"` // ratio 0–1; "0.95" if empty
 	Rates           []RateConfig `yaml:"rates"`
 
 	// Known keys without an implementation. They are refused with that reason:
@@ -26,18 +48,18 @@ type RateConfig struct {
 	Name  string `yaml:"name"`
 	GPU   string `yaml:"gpu"`   // glob over the GPU model: * any text, ? any character; "*" if empty
 	Per   string `yaml:"per"`   // "gpu_hour", also if empty
-	Price string `yaml:"price"` // decimal; "0" is free
+	Price Text   `yaml:"price"` // decimal; "0" is free
 	From  string `yaml:"from"`  // first local day, YYYY-MM-DD; always, if empty
 }
 
 // AccountConfig is one element of the section "accounts": who pays.
 type AccountConfig struct {
 	Name       string         `yaml:"name"`
-	CostCentre string         `yaml:"cost_centre"` // copied to the statement's lines
+	CostCentre Text           `yaml:"cost_centre"` // copied to the statement's lines
 	Managers   []string       `yaml:"managers"`
 	Projects   []string       `yaml:"projects"`
 	Members    []MemberConfig `yaml:"members"`
-	Budget     string         `yaml:"budget"` // decimal, a month
+	Budget     Text           `yaml:"budget"` // decimal, a month
 }
 
 // MemberConfig is a user's membership of an account.

@@ -36,13 +36,13 @@ func (b *Book) addAccounts(configs []AccountConfig, found *problems) {
 		if _, ok := b.costCentre[config.Name]; ok {
 			found.addf(key+".name", "account %q is there already", config.Name)
 		}
-		b.costCentre[config.Name] = cleanName(config.CostCentre)
+		b.costCentre[config.Name] = cleanName(string(config.CostCentre))
 		account := Account{
-			Name: config.Name, CostCentre: cleanName(config.CostCentre),
+			Name: config.Name, CostCentre: cleanName(string(config.CostCentre)),
 			Managers: config.Managers, Projects: config.Projects,
 		}
 		if config.Budget != "" {
-			micros, err := parsePrice(config.Budget)
+			micros, err := parsePrice(string(config.Budget))
 			if err != nil {
 				found.add(key+".budget", err)
 			}

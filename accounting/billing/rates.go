@@ -67,7 +67,7 @@ func (b *Book) addRates(configs []RateConfig, found *problems) {
 			found.add(key+".from", err)
 			continue
 		}
-		micros, err := parsePrice(config.Price)
+		micros, err := parsePrice(string(config.Price))
 		if err != nil {
 			found.add(key+".price", err)
 			continue

@@ -2,8 +2,8 @@ package billing
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"strings"
 
 	"gpuledger/exporter/usage"
@@ -199,12 +199,14 @@ func (s *Statement) CapacityHours() Micro {
 // lineID is a hash of what makes a line that line. It starts with a letter, so
 // that no spreadsheet takes one like 12e45… for a number.
 func lineID(period string, lineType LineType, key Key) string {
-	encoded, err := json.Marshal([]string{
+	encoded := make([]byte, 0, 256)
+	for _, part := range [...]string{
 		period, string(lineType), key.Account, key.User, key.Project, key.Node,
 		key.Model, key.Profile, key.Class, key.Item, key.UnitPrice,
-	})
-	if err != nil { // strings always encode
-		return ""
+	} {
+		// The length keeps "a", "bc" apart from "ab", "c".
+		encoded = binary.AppendUvarint(encoded, uint64(len(part)))
+		encoded = append(encoded, part...)
 	}
 	sum := sha256.Sum256(encoded)
 	return "L" + hex.EncodeToString(sum[:16])

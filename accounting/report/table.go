@@ -30,8 +30,12 @@ func WriteTable(w io.Writer, statement billing.Statement) error {
 		if p.activityKnown {
 			active = p.active.String()
 		}
+		amount := p.list.Decimal(currency)
+		if !p.charged {
+			amount = "no price" // 0.00 would look like a gift
+		}
 		rows = append(rows, []string{
-			visible(p.user), visible(p.account), p.gpu.String(), active, p.energy.String(), p.list.Decimal(currency),
+			visible(p.user), visible(p.account), p.gpu.String(), active, p.energy.String(), amount,
 		})
 	}
 	rows = append(rows, nil)
@@ -72,6 +76,7 @@ type person struct {
 	gpu, active   billing.Micro
 	energy        billing.Micro
 	activityKnown bool
+	charged       bool // some of it has a price
 	list          billing.Money
 }
 
@@ -92,7 +97,7 @@ func people(statement *billing.Statement) []*person {
 			found = append(found, p)
 		}
 		if line.Charge != nil {
-			p.list = p.list.Add(line.Charge.ListAmount)
+			p.list, p.charged = p.list.Add(line.Charge.ListAmount), true
 			continue
 		}
 		p.gpu += line.Hours.GPUHours
