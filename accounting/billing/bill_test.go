@@ -540,3 +540,22 @@ func BenchmarkBill200kGroups(b *testing.B) {
 		mustBill(b, book, period, usages, capacity)
 	}
 }
+
+// A line that is priced in part is charged for that part only.
+func TestPartlyPriced(t *testing.T) {
+	book := mustBook(t, Config{Rates: []RateConfig{{Name: "r", Price: "1", From: "2026-11-02"}}})
+	s := mustBill(t, book, mustPeriod(t, "2026-11", book), []Usage{held("2026-11-01", "a", 1800), held("2026-11-02", "a", 2700)}, nil)
+	if got := s.Lines[0].Hours.GPUHours; got != 1 {
+		t.Errorf("used %s", got)
+	}
+	if got := s.Lines[1].Charge; got.Quantity != 1 || got.QuantityUS != 2700 {
+		t.Errorf("charged %s, %d µs", got.Quantity, got.QuantityUS)
+	}
+	more := mustBill(t, book, mustPeriod(t, "2026-11", book), []Usage{held("2026-11-01", "a", 2700), held("2026-11-02", "a", 1800)}, nil)
+	if got := more.Lines[1].Charge.Quantity; got != 0 {
+		t.Errorf("charged %s for half a printed unit, though the other part had the larger remainder", got)
+	}
+	if got := more.Unpriced; len(got) != 1 || got[0].GPUUS != 2700 || got[0].LastDay != "2026-11-01" {
+		t.Errorf("unpriced %+v", got)
+	}
+}
