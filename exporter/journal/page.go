@@ -154,7 +154,7 @@ func completeThrough(ctx context.Context, tx *sql.Tx, seq int64) (time.Time, err
 	var openFrom int64
 	var open, unserved sql.NullInt64
 	err := tx.QueryRowContext(ctx, `SELECT open_from, (SELECT min(bucket) FROM open),
-		(SELECT min(start) FROM bucket WHERE last_seq > ?) FROM journal`, seq).Scan(&openFrom, &open, &unserved)
+		(SELECT min(start) FROM bucket INDEXED BY bucket_last_seq WHERE last_seq > ?) FROM journal`, seq).Scan(&openFrom, &open, &unserved)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("read how far the journal is complete: %w", err)
 	}

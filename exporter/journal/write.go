@@ -331,7 +331,7 @@ func (w *writeState) commit() error {
 		return fmt.Errorf("store where the journal ends: %w", err)
 	}
 	var first, oldest sql.NullInt64
-	if err := w.tx.QueryRowContext(w.ctx, "SELECT (SELECT min(seq) FROM final), (SELECT min(start) FROM bucket WHERE last_seq > ?)", pulled).
+	if err := w.tx.QueryRowContext(w.ctx, "SELECT (SELECT min(seq) FROM final), (SELECT min(start) FROM bucket INDEXED BY bucket_last_seq WHERE last_seq > ?)", pulled).
 		Scan(&first, &oldest); err != nil {
 		return fmt.Errorf("count rows: %w", err)
 	}
