@@ -69,7 +69,11 @@ func (b *boundedListener) Accept() (net.Conn, error) {
 
 // admit takes c in, and names the connection that has to go for it.
 func (b *boundedListener) admit(c net.Conn) (evicted net.Conn, ok bool) {
-	entry := &connection{peer: peerOf(c), since: time.Now()}
+	return b.admitPeer(c, peerOf(c))
+}
+
+func (b *boundedListener) admitPeer(c net.Conn, p peer) (evicted net.Conn, ok bool) {
+	entry := &connection{peer: p, since: time.Now()}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	sameUID := func(other *connection) bool { return other.peer == entry.peer }
