@@ -116,7 +116,7 @@ var nodeFamilies = []Family{
 		Name: "gpu_exporter_nvml_up", Unit: Flag, Group: GroupNode,
 		Help:   "Whether NVML as a whole is available",
 		Source: "nvmlInit_v2",
-		read:   ofNode(func(s *snapshot.Snapshot) (float64, bool) { return flag(s.NVMLUp), true }),
+		read:   ofNode(func(s *snapshot.Snapshot) (float64, bool) { return oneIf(s.NVMLUp), true }),
 	},
 	{
 		Name: "gpu_exporter_devices_expected", Unit: Count, Group: GroupNode,
@@ -272,7 +272,7 @@ var cardFamilies = []Family{
 		Source: "nvmlDeviceGetPersistenceMode",
 		read: ofCards(func(c cardView, put putFunc) {
 			if on, ok := c.Identity.PersistenceMode.Get(); ok {
-				put(flag(on))
+				put(oneIf(on))
 			}
 		}),
 	},
@@ -311,7 +311,7 @@ var healthFamilies = []Family{
 		Name: "gpu_up", Unit: Flag, Group: GroupHealth, Labels: cardLabels,
 		Help:   "Whether the card answered in the newest pass and can work",
 		Source: "all NVML calls on the card",
-		read:   ofCards(func(c cardView, put putFunc) { put(flag(c.Up)) }),
+		read:   ofCards(func(c cardView, put putFunc) { put(oneIf(c.Up)) }),
 	},
 	{
 		Name: "gpu_down_reason", Unit: Info, Group: GroupHealth, Labels: with(cardLabels, "reason"),
@@ -358,7 +358,7 @@ var healthFamilies = []Family{
 				return
 			}
 			for _, reason := range gpu.ThrottleReasons {
-				put(flag(mask&reason.Mask != 0), reason.Name)
+				put(oneIf(mask&reason.Mask != 0), reason.Name)
 			}
 		}, "reason"),
 	},

@@ -53,7 +53,7 @@ var exporterFamilies = []Family{
 		Help:   "Whether an input gave what was asked of it at its last try",
 		Source: "the collector",
 		read: ofCollectors(func(c snapshot.CollectorState) float64 {
-			return flag(c.Up)
+			return oneIf(c.Up)
 		}),
 	},
 	{
@@ -98,7 +98,7 @@ var exporterFamilies = []Family{
 	exporterCounter("clock_jumps_total", "Jumps of the wall clock ahead, whose time counts as unobserved", "the meter",
 		func(e *snapshot.Exporter) int64 { return e.ClockJumps }),
 	exporterGauge("journal_up", Flag, "Whether the journal takes rows", "the journal",
-		func(s *snapshot.Snapshot) float64 { return flag(s.Exporter.JournalError == "") }),
+		func(s *snapshot.Snapshot) float64 { return oneIf(s.Exporter.JournalError == "") }),
 	exporterGauge("journal_size_bytes", Bytes, "Size of the journal on disk", "the journal",
 		func(s *snapshot.Snapshot) float64 { return float64(s.Exporter.JournalBytes) }),
 	exporterGauge("journal_oldest_unpulled_seconds", Seconds, "Age of the oldest final row that no collector has pulled yet", "the journal",

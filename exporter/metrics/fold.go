@@ -91,6 +91,7 @@ type memberKey struct {
 
 type member struct {
 	before, after counters
+	firstSeen     time.Time
 	pass          uint64
 }
 
@@ -144,11 +145,12 @@ func (t *total) get() (float64, bool) { return t.sum, t.parts > 0 && !t.unknown 
 // fold and a folded one must not appear, or its past would count twice. It is
 // not safe for concurrent use.
 type folder struct {
-	limit  int
-	pass   uint64
-	shown  map[workloadName]uint64 // pass in which it was last there
-	folded map[workloadName]uint64
-	series map[seriesKey]*series
+	limit    int
+	pass     uint64
+	previous time.Time               // when the previous pass's snapshot was taken
+	shown    map[workloadName]uint64 // pass in which it was last there
+	folded   map[workloadName]uint64
+	series   map[seriesKey]*series
 	// dropped counts workloads on a device that folded.
 	dropped int64
 }
@@ -162,10 +164,11 @@ func newFolder(limit int) *folder {
 	}
 }
 
-// fold takes the next snapshot's workloads and returns the series to show,
+// fold takes the next snapshot's time and workloads and returns the series to show,
 // sorted by device and name. They are valid until the next call.
-func (f *folder) fold(workloads []snapshot.Workload) []*series {
+func (f *folder) fold(at time.Time, workloads []snapshot.Workload) []*series {
 	f.pass++
+	defer func() { f.previous = at }()
 	names := make([]workloadName, len(workloads))
 	for i := range workloads {
 		key := &workloads[i].Key
@@ -278,7 +281,12 @@ func (f *folder) take(w *snapshot.Workload, name workloadName) {
 	if m.pass == f.pass {
 		m.after.add(totals)
 	} else {
-		m.after, m.pass = totals, f.pass
+		// Totals begun since the previous pass are not the ones seen then,
+		// even where they are higher.
+		if w.FirstSeen.After(f.previous) && !w.FirstSeen.Equal(m.firstSeen) {
+			m.before = counters{}
+		}
+		m.after, m.pass, m.firstSeen = totals, f.pass, w.FirstSeen
 	}
 	s.see(w)
 }

@@ -1,13 +1,12 @@
 package metrics
 
 import (
-	"sort"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	dto "github.com/prometheus/client_model/go"
-	"google.golang.org/protobuf/proto"
 )
 
 // maxLabelBytes bounds a label value. No name the kernel, a runtime or NVML
@@ -25,28 +24,37 @@ func cleanLabel(text string) string {
 	if clean {
 		return text
 	}
-	if len(text) > maxLabelBytes {
-		cut := maxLabelBytes
-		for cut > maxLabelBytes-utf8.UTFMax && !utf8.RuneStart(text[cut]) {
-			cut--
-		}
-		text = text[:cut]
-	}
-	return strings.Map(func(r rune) rune {
+	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' && r != '\t' {
 			return utf8.RuneError
 		}
 		return r
 	}, strings.ToValidUTF8(text, string(utf8.RuneError)))
+	if len(text) <= maxLabelBytes {
+		return text
+	}
+	cut := maxLabelBytes
+	for !utf8.RuneStart(text[cut]) {
+		cut--
+	}
+	return text[:cut]
 }
 
 // labelPairs joins names and values to pairs sorted by name, which is the
-// order client_golang keeps. The values are made clean.
+// order client_golang keeps. The values are made clean. names must not change
+// afterwards.
 func labelPairs(names []string, values ...string) []*dto.LabelPair {
+	cells := make([]struct {
+		pair  dto.LabelPair
+		value string
+	}, len(names))
 	pairs := make([]*dto.LabelPair, len(names))
-	for i, name := range names {
-		pairs[i] = &dto.LabelPair{Name: proto.String(name), Value: proto.String(cleanLabel(values[i]))}
+	for i := range names {
+		cell := &cells[i]
+		cell.value = cleanLabel(values[i])
+		cell.pair.Name, cell.pair.Value = &names[i], &cell.value
+		pairs[i] = &cell.pair
 	}
-	sort.Slice(pairs, func(i, j int) bool { return pairs[i].GetName() < pairs[j].GetName() })
+	slices.SortFunc(pairs, func(a, b *dto.LabelPair) int { return strings.Compare(*a.Name, *b.Name) })
 	return pairs
 }

@@ -138,8 +138,11 @@ func migH100() *snapshot.Snapshot {
 		}
 		reading.Instances = append(reading.Instances, instance)
 		w := container(card, "alice", fmt.Sprintf("infer-%d", i))
-		w.Device, w.Profile, w.ActivityPercent, w.LastActive = instance.UUID, profile, gpu.Optional[uint32]{}, time.Time{}
-		w.Totals.ActiveUS, w.Totals.ActiveKnownUS, w.Totals.IdleUS = 0, 0, 0
+		w.Device, w.Profile = instance.UUID, profile
+		if i == 0 { // the activity of one instance is known, that of the other is not
+			w.ActivityPercent, w.LastActive = gpu.Optional[uint32]{}, time.Time{}
+			w.Totals.ActiveUS, w.Totals.ActiveKnownUS, w.Totals.IdleUS = 0, 0, 0
+		}
 		workloads = append(workloads, w)
 	}
 	return withWorkloads(node(card), workloads...)
@@ -159,6 +162,7 @@ func laptop() *snapshot.Snapshot {
 
 func lostCard() *snapshot.Snapshot {
 	good, lost, hung, odd := a100(0), a100(1), a100(2), a100(3)
+	good.Reading.FanPercent = []int64{33, 41}
 	lost.Up, lost.Reason, lost.DownUS = false, gpu.DownLost, 90_000_000
 	lost.Reading = &gpu.Reading{Card: lost.Identity, State: gpu.StateDown, Reason: gpu.DownLost}
 	lost.XIDs = map[uint64]snapshot.XID{79: {Count: 1, Last: now.Add(-90 * time.Second)}}

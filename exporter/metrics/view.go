@@ -75,7 +75,7 @@ func newView(s *snapshot.Snapshot, f *folder) *view {
 				labelPairs(migLabels, instance.UUID, card.Identity.UUID, instance.Profile)})
 		}
 	}
-	for _, one := range f.fold(s.Workloads) {
+	for _, one := range f.fold(s.At, s.Workloads) {
 		if one.instance {
 			v.migWorkloads = append(v.migWorkloads, one)
 		} else {
@@ -119,8 +119,8 @@ func newer(a, b *snapshot.Workload) bool {
 	return a.FirstSeen.After(b.FirstSeen)
 }
 
-// flag is 1 for true and 0 for false.
-func flag(on bool) float64 {
+// oneIf is 1 for true and 0 for false.
+func oneIf(on bool) float64 {
 	if on {
 		return 1
 	}

@@ -112,7 +112,7 @@ var perWorkload = []workloadFamily{
 	{
 		"assigned", Gauge, Flag,
 		"Whether the workload was started with the device and has no context on it yet", "the container runtime",
-		func(_ *view, s *series) (float64, bool) { return flag(s.assigned), true },
+		func(_ *view, s *series) (float64, bool) { return oneIf(s.assigned), true },
 	},
 	{
 		"share_seconds_total", Counter, Seconds,
