@@ -29,6 +29,15 @@ func hierarchies() []string {
 	return found
 }
 
+// mark is the extended attribute of cgroups that a lab made, so that the next
+// one can take away what a killed one left.
+const mark = "trusted.gpu-lab"
+
+func marked(dir string) bool {
+	_, err := unix.Getxattr(dir, mark, nil)
+	return err == nil
+}
+
 // cgroups puts processes into cgroups and takes away those it made.
 type cgroups struct {
 	roots []string
@@ -50,11 +59,18 @@ func (c *cgroups) placeIn(root string, pid int, path string) error {
 	dir := root
 	for part := range strings.SplitSeq(path, "/") {
 		dir = filepath.Join(dir, part)
-		switch err := os.Mkdir(dir, 0o755); {
-		case err == nil:
-			c.made = append(c.made, dir)
-		case !errors.Is(err, os.ErrExist):
+		err := os.Mkdir(dir, 0o755)
+		if err != nil && !errors.Is(err, os.ErrExist) {
 			return fmt.Errorf("make cgroup: %w", err)
+		}
+		if err == nil {
+			// Without the mark only a killed lab would leave the folder behind.
+			if err := unix.Setxattr(dir, mark, []byte("1"), 0); err != nil {
+				c.log.Debug("cgroup can't be marked", "cgroup", dir, "err", err)
+			}
+		}
+		if (err == nil || marked(dir)) && !slices.Contains(c.made, dir) {
+			c.made = append(c.made, dir)
 		}
 	}
 	procs := filepath.Join(dir, "cgroup.procs")
@@ -68,7 +84,9 @@ func (c *cgroups) placeIn(root string, pid int, path string) error {
 // others moved into meanwhile stays.
 func (c *cgroups) remove() {
 	for _, dir := range slices.Backward(c.made) {
-		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		err := os.Remove(dir)
+		// Busy: another lab, or someone else, is in it.
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
 			c.log.Warn("cgroup stays behind", "cgroup", dir, "err", err)
 		}
 	}
