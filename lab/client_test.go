@@ -62,7 +62,8 @@ func clientCommand(t *testing.T, name, library, scenario string) (*exec.Cmd, *by
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(labtest.Environ(library, scenario), "LAB_TEST_CLIENT="+name)
+	// The race detector would otherwise wait a second before each exit.
+	cmd.Env = append(labtest.Environ(library, scenario), "LAB_TEST_CLIENT="+name, "GORACE=atexit_sleep_ms=0")
 	var stdout bytes.Buffer
 	cmd.Stdout = &stdout
 	return cmd, &stdout
