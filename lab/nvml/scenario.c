@@ -1,13 +1,9 @@
 /* Scenario text to struct scenario. The format is described in lab/README.md. */
 #define _GNU_SOURCE
-#include "lab.h"
+#include "words.h"
 
-#include <ctype.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>
-#include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,28 +46,6 @@ static const char *const quirk_names[QUIRKS] = {
 	[QUIRK_LIST_ENDLESS] = "list_endless", [QUIRK_NO_MIG_PERMISSION] = "no_mig_permission",
 };
 
-enum { MAX_WORDS = 128 };
-
-struct parser {
-	struct scenario *s;
-	const char *path;
-	int line, faults;
-	char *word[MAX_WORDS];
-	int words, next;
-	uint64_t line_hash;
-};
-
-static void fault(struct parser *p, const char *format, ...)
-{
-	va_list args;
-	fprintf(stderr, "gpulab: %s:%d: ", p->path, p->line);
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-	p->faults++;
-}
-
 static void *grow(void *array, int n, size_t size)
 {
 	if (n & (n - 1)) /* doubled at every power of two */
@@ -82,129 +56,6 @@ static void *grow(void *array, int n, size_t size)
 	return bigger;
 }
 #define PUSH(array, n) ((array) = grow((array), (n), sizeof *(array)), memset(&(array)[n], 0, sizeof *(array)), &(array)[(n)++])
-
-/* Cuts a line into words in place. Double quotes keep blanks; inside them
- * \" \\ \n and \xNN stand for what they do in C, so that a name can hold any
- * byte a driver was ever seen to answer. */
-static void cut(struct parser *p, char *line)
-{
-	p->words = p->next = 0;
-	char *in = line;
-	for (;;) {
-		while (isspace((unsigned char)*in))
-			in++;
-		if (!*in || *in == '#')
-			return;
-		if (p->words == MAX_WORDS) {
-			fault(p, "more than %d words on a line", MAX_WORDS);
-			return;
-		}
-		char *out = p->word[p->words++] = in;
-		bool quoted = false;
-		char end;
-		for (; *in && (quoted || !isspace((unsigned char)*in)); in++) {
-			if (*in == '"') {
-				quoted = !quoted;
-				continue;
-			}
-			if (quoted && *in == '\\' && in[1]) {
-				in++;
-				if (*in == 'n')
-					*out++ = '\n';
-				else if (*in == 'x' && isxdigit((unsigned char)in[1]) && isxdigit((unsigned char)in[2])) {
-					char hex[3] = {in[1], in[2], 0};
-					*out++ = (char)strtol(hex, NULL, 16);
-					in += 2;
-				} else
-					*out++ = *in;
-				continue;
-			}
-			*out++ = *in;
-		}
-		end = *in;
-		if (quoted)
-			fault(p, "a quote is not closed");
-		*out = 0;
-		if (!end)
-			return;
-		in++;
-	}
-}
-
-static char *next(struct parser *p) { return p->next < p->words ? p->word[p->next++] : NULL; }
-
-static bool integer(struct parser *p, const char *what, const char *text, int64_t *out)
-{
-	char *end;
-	errno = 0;
-	int64_t n = strtoll(text ? text : "", &end, 0);
-	if (!text || !*text || *end || errno) {
-		fault(p, "%s: \"%s\" is not a number", what, text ? text : "");
-		return false;
-	}
-	*out = n;
-	return true;
-}
-
-static int64_t need_integer(struct parser *p, const char *what)
-{
-	int64_t n = 0;
-	integer(p, what, next(p), &n);
-	return n;
-}
-
-/* A GPU number; `any` allows -1. */
-static int need_gpu(struct parser *p, bool any)
-{
-	int64_t n = need_integer(p, "GPU");
-	if (n >= (any ? -1 : 0) && n < MAX_GPUS)
-		return (int)n;
-	fault(p, "GPU %" PRId64 " is not in %d…%d", n, any ? -1 : 0, MAX_GPUS - 1);
-	return 0;
-}
-
-/* +1.5s, +200ms, +3m, +2h (after the epoch) or UNIX_SECONDS. */
-static bool instant(struct parser *p, const char *text, int64_t *out)
-{
-	char *end;
-	bool relative = text && *text == '+';
-	long double n = strtold(text ? text + relative : "", &end);
-	bool ok = text && end != text + relative && isfinite(n) && n >= 0;
-	if (relative) {
-		if (!strcmp(end, "s")) n *= 1e6L;
-		else if (!strcmp(end, "ms")) n *= 1e3L;
-		else if (!strcmp(end, "us")) ;
-		else if (!strcmp(end, "m")) n *= 60e6L;
-		else if (!strcmp(end, "h")) n *= 3600e6L;
-		else ok = false;
-	} else {
-		n *= 1e6L;
-		ok = ok && !*end;
-	}
-	if (!ok || n > 9e18L) {
-		fault(p, "\"%s\" is not a time: +SECONDSs after the epoch (also us, ms, m, h), or UNIX_SECONDS", text ? text : "");
-		return false;
-	}
-	*out = llrintl(n) + (relative ? p->s->epoch_us : 0);
-	return true;
-}
-
-/* Splits KEY=VALUE at the next word. */
-static bool pair(struct parser *p, char **key, char **value)
-{
-	char *word = next(p);
-	if (!word)
-		return false;
-	char *equals = strchr(word, '=');
-	if (!equals) {
-		fault(p, "\"%s\" is not KEY=VALUE", word);
-		return pair(p, key, value);
-	}
-	*equals = 0;
-	*key = word;
-	*value = equals + 1;
-	return true;
-}
 
 static bool one_of(const char *name, const char *const *names, int n, int *index)
 {
