@@ -35,7 +35,6 @@ const (
 	MissingRuntime  = "runtime"  // a container runtime or another input could not be read
 	MissingStale    = "stale"    // the exporter's last pass is old
 	MissingExporter = "exporter" // there is an exporter, but it gave no answer
-	MissingActivity = "activity" // per-process activity was not to be had
 )
 
 // Answer is who holds what on one node at one instant, for one viewer. Values
@@ -81,6 +80,7 @@ type Missing struct {
 
 // Card is one GPU.
 type Card struct {
+	// Index is NVML's; -1 for a card that hung before it could say.
 	Index    int    `json:"index"`
 	UUID     string `json:"uuid"`
 	Name     string `json:"name"`

@@ -280,14 +280,14 @@ func missing(s *snapshot.Snapshot, a Answer, now time.Time) []Missing {
 	for _, c := range a.Cards {
 		switch {
 		case c.State == CardHung:
-			out = append(out, Missing{MissingCard, new(c.Index), "did not answer in time: a call into the driver hangs; see dmesg for XID errors"})
+			out = append(out, Missing{MissingCard, indexOf(c), unnamed(c) + "did not answer in time: a call into the driver hangs; see dmesg for XID errors"})
 		case c.State == CardFailed:
-			out = append(out, Missing{MissingCard, new(c.Index), unread(c.Reason)})
+			out = append(out, Missing{MissingCard, indexOf(c), unread(c.Reason)})
 		case c.State == CardDown && c.Reason == gpu.DownRefused:
-			out = append(out, Missing{MissingCard, new(c.Index), "refused access: check the permissions of /dev/nvidia* and, in a container, its device rules"})
+			out = append(out, Missing{MissingCard, indexOf(c), "refused access: check the permissions of /dev/nvidia* and, in a container, its device rules"})
 		}
 		if pids := unexplained(c); len(pids) > 0 {
-			out = append(out, Missing{MissingProcess, new(c.Index), fmt.Sprintf(
+			out = append(out, Missing{MissingProcess, indexOf(c), fmt.Sprintf(
 				"/proc has nothing on PID %s: just ended, hidden (hidepid), or of another PID namespace", strings.Join(pids, ", "))})
 		}
 	}
@@ -308,6 +308,22 @@ func missing(s *snapshot.Snapshot, a Answer, now time.Time) []Missing {
 		out = append(out, Missing{What: what, Message: name + ": " + cmp.Or(state.Error, "could not be read")})
 	}
 	return out
+}
+
+// indexOf is nil for a card that has not said which it is.
+func indexOf(c Card) *int {
+	if c.Index < 0 {
+		return nil
+	}
+	return new(c.Index)
+}
+
+// unnamed names a card that has no index to be named by.
+func unnamed(c Card) string {
+	if c.Index < 0 {
+		return c.UUID + ": "
+	}
+	return ""
 }
 
 // unread says why nothing is known of a card now.

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"gpuledger/exporter/who"
+)
+
+const (
+	askTimeout = 5 * time.Second
+	maxAnswer  = 64 << 20 // bytes
+)
+
+// errNoExporter says that there is no exporter at the socket.
+var errNoExporter = errors.New("no gpu-exporter here")
+
+// refused is an answer of the exporter that is not 200.
+type refused struct {
+	status  int
+	message string
+}
+
+func (r refused) Error() string { return r.message }
+
+// ask gets the answer from where the flags say.
+func ask(ctx context.Context, o options) (who.Answer, error) {
+	if o.url != "" {
+		a, err := askURL(ctx, o)
+		if known := (exit{}); err != nil && !errors.As(err, &known) {
+			err = exit{exitMissing, err}
+		}
+		return a, err
+	}
+	if o.socket == "" {
+		return direct(ctx, o)
+	}
+	a, err := askSocket(ctx, o.socket)
+	var no refused
+	switch {
+	case err == nil:
+		return a, nil
+	case ctx.Err() != nil:
+		return who.Answer{}, ctx.Err()
+	case o.socketGiven:
+		return who.Answer{}, exit{exitMissing, fmt.Errorf("gpu-exporter at --socket %s: %w", o.socket, err)}
+	case errors.As(err, &no) && no.status == http.StatusForbidden:
+		// The site has closed it; going around that is not for us.
+		return who.Answer{}, exit{exitMissing, err}
+	}
+	a, directErr := direct(ctx, o)
+	if directErr == nil && !errors.Is(err, errNoExporter) {
+		a.Missing = append(a.Missing, who.Missing{What: who.MissingExporter,
+			Message: fmt.Sprintf("gpu-exporter at %s gave no answer, so the cards were read without it: %v", o.socket, err)})
+	}
+	return a, directErr
+}
+
+func askSocket(ctx context.Context, path string) (who.Answer, error) {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequest(http.MethodGet, "http://exporter"+who.Path, nil)
+	if err != nil {
+		return who.Answer{}, err
+	}
+	a, err := fetch(ctx, transport, request)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return a, fmt.Errorf("%w: %w", errNoExporter, err)
+	}
+	return a, err
+}
+
+func askURL(ctx context.Context, o options) (who.Answer, error) {
+	base, err := url.Parse(o.url)
+	if err != nil || base.Host == "" || base.Scheme != "http" && base.Scheme != "https" {
+		// Not the text: it may hold a password.
+		return who.Answer{}, exit{exitUsage, errors.New("--url takes http://host:port or https://host:port")}
+	}
+	request, err := http.NewRequest(http.MethodGet, base.JoinPath(who.Path).String(), nil)
+	if err != nil {
+		return who.Answer{}, exit{exitUsage, errors.New("--url takes http://host:port or https://host:port")}
+	}
+	if o.tokenFile != "" {
+		token, err := os.ReadFile(o.tokenFile)
+		if err != nil {
+			return who.Answer{}, exit{exitUsage, fmt.Errorf("--token-file: %w", err)}
+		}
+		request.Header.Set("X-Gpuledger-Token", strings.TrimSpace(string(token)))
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	defer transport.CloseIdleConnections()
+	a, err := fetch(ctx, transport, request)
+	if err != nil {
+		return who.Answer{}, fmt.Errorf("gpu-exporter at %s: %w", base.Redacted(), err)
+	}
+	return a, nil
+}
+
+func fetch(ctx context.Context, transport http.RoundTripper, request *http.Request) (who.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return errors.New("it answers with a redirect; give the address that it redirects to")
+	}}
+	response, err := client.Do(request.WithContext(ctx))
+	if err != nil {
+		var wrapped *url.Error
+		if errors.As(err, &wrapped) {
+			err = wrapped.Err // the caller says where, and without the password
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = fmt.Errorf("no answer within %s: %w", askTimeout, err)
+		}
+		return who.Answer{}, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	if err != nil {
+		return who.Answer{}, fmt.Errorf("read the answer: %w", err)
+	}
+	if len(body) > maxAnswer {
+		return who.Answer{}, fmt.Errorf("the answer is larger than %d MiB", maxAnswer>>20)
+	}
+	if response.StatusCode != http.StatusOK {
+		var failure who.Failure
+		if json.Unmarshal(body, &failure) != nil || failure.Error == "" {
+			failure.Error = "is this a gpu-exporter?"
+		}
+		return who.Answer{}, refused{response.StatusCode, fmt.Sprintf("%s: %s", response.Status, failure.Error)}
+	}
+	var a who.Answer
+	if err := json.Unmarshal(body, &a); err != nil {
+		return who.Answer{}, fmt.Errorf("the answer is not one of gpu-exporter: %w", err)
+	}
+	if a.Version != who.Version {
+		return who.Answer{}, fmt.Errorf("the exporter speaks version %d of the answer, this gwho version %d: use the gwho of the same release", a.Version, who.Version)
+	}
+	return a, nil
+}

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"gpuledger/exporter/gpu"
+	"gpuledger/exporter/meter"
+	"gpuledger/exporter/snapshot"
+	"gpuledger/exporter/web"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"gwho": main})
+}
+
+// TestScripts runs testdata/scripts. Their commands beside gwho:
+//
+//	exporter SCENE   serves SCENE on $SOCKET and on $URL, by the real server
+//	impostor SCENE   serves what no exporter would, on $SOCKET
+//	code N gwho …    fails unless gwho ends with exit code N
+//	json FILE PATH   fails unless FILE is JSON with that member
+func TestScripts(t *testing.T) {
+	flag.Parse()
+	testscript.Run(t, testscript.Params{
+		Dir:           "testdata/scripts",
+		UpdateScripts: *update,
+		Setup: func(env *testscript.Env) error {
+			dir, err := os.MkdirTemp("", "gwho") // $WORK is too long for a socket
+			if err != nil {
+				return err
+			}
+			env.Defer(func() { os.RemoveAll(dir) })
+			env.Setenv("SOCKET", filepath.Join(dir, "s"))
+			env.Setenv("TZ", "UTC")
+			library, err := filepath.Abs("../../lab/nvml/build/libnvidia-ml.so.1")
+			if err != nil {
+				return err
+			}
+			env.Setenv("NVML", library)
+			return nil
+		},
+		Condition: func(condition string) (bool, error) {
+			if condition != "lab" {
+				return false, fmt.Errorf("unknown condition %q", condition)
+			}
+			_, err := os.Stat("../../lab/nvml/build/libnvidia-ml.so.1")
+			if err != nil && os.Getenv("CI") == "true" {
+				return false, fmt.Errorf("the stand-in NVML is not built (make -C lab/nvml): %w", err)
+			}
+			return err == nil, nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exporter": exporterCommand, "impostor": impostorCommand, "json": jsonCommand, "code": codeCommand,
+		},
+	})
+}
+
+func exporterCommand(ts *testscript.TestScript, _ bool, args []string) {
+	store := &snapshot.Store{}
+	closed := false
+	switch scene := args[0]; scene {
+	case "starting":
+	case "closed":
+		closed = true
+		fallthrough
+	default:
+		store.Publish(scenes(ts, scene))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	listening := make(chan []net.Addr, 1)
+	options := web.Options{
+		ListenAddresses: []string{"127.0.0.1:0"}, Socket: ts.Getenv("SOCKET"), Store: store,
+		Logger: slog.New(slog.DiscardHandler), OnListen: func(a []net.Addr) { listening <- a },
+	}
+	if closed {
+		options.Access.OpenLive = new(false)
+	}
+	server, err := web.New(options)
+	ts.Check(err)
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx) }()
+	ts.Defer(func() { cancel(); <-done })
+	select {
+	case addresses := <-listening:
+		ts.Setenv("URL", "http://"+addresses[0].String())
+	case err := <-done:
+		ts.Fatalf("exporter: %v", err)
+	}
+}
+
+// scenes are nodes by name.
+func scenes(ts *testscript.TestScript, name string) *snapshot.Snapshot {
+	now := time.Now()
+	me := meter.Workload{User: "me", UID: int64(os.Getuid()), Kind: meter.KindHost, AttributedBy: "user_slice"}
+	other := meter.Workload{User: "alice", UID: 424242, Kind: meter.KindDocker, Name: "train", AttributedBy: "label"}
+	process := func(pid uint32, w meter.Workload) snapshot.Holder {
+		return snapshot.Holder{Device: "GPU-00000000", PID: pid, Process: gpu.Process{PID: pid, Compute: true}, Workload: w, Command: "python3",
+			CommandLine: "python3 of-" + w.User + ".py", StartedAt: now.Add(-time.Hour), Holds: true}
+	}
+	s := &snapshot.Snapshot{Node: "gpu01", At: now, NVMLUp: true, Expected: 2, Cards: []snapshot.Card{
+		{Up: true, Identity: gpu.Card{Index: 0, UUID: "GPU-00000000", Name: "NVIDIA H200"}, Reading: &gpu.Reading{},
+			Holders: []snapshot.Holder{process(101, me), process(102, other)}},
+		{Up: true, Identity: gpu.Card{Index: 1, UUID: "GPU-11111111", Name: "NVIDIA H200"}, Reading: &gpu.Reading{}},
+	}}
+	switch name {
+	case "good", "closed":
+	case "hung":
+		s.Cards[1].Up, s.Cards[1].Reason, s.Cards[1].Reading = false, "hung", nil
+	case "stale":
+		s.At = now.Add(-time.Hour)
+	case "down":
+		*s = snapshot.Snapshot{Node: "gpu01", At: now, NVMLError: "NVML could not be started: load the driver"}
+	case "empty":
+		*s = snapshot.Snapshot{Node: "gpu01", At: now, NVMLUp: true}
+	default:
+		ts.Fatalf("no scene %q", name)
+	}
+	return s
+}
+
+func impostorCommand(ts *testscript.TestScript, _ bool, args []string) {
+	l, err := net.Listen("unix", ts.Getenv("SOCKET"))
+	ts.Check(err)
+	stop := make(chan struct{})
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch args[0] {
+		case "newer":
+			io.WriteString(w, `{"version":2}`)
+		case "html":
+			io.WriteString(w, "<html>")
+		case "redirect":
+			http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusFound)
+		case "silent":
+			select {
+			case <-r.Context().Done():
+			case <-stop:
+			}
+		}
+	})}
+	go server.Serve(l)
+	ts.Defer(func() { close(stop); server.Close() })
+}
+
+func jsonCommand(ts *testscript.TestScript, negate bool, args []string) {
+	var value any
+	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &value))
+	object, ok := value.(map[string]any)
+	if !ok {
+		ts.Fatalf("%s is no JSON object", args[0])
+	}
+	if _, has := object[args[1]]; has == negate {
+		ts.Fatalf("%s: member %q is there: %t", args[0], args[1], has)
+	}
+}
+
+func codeCommand(ts *testscript.TestScript, _ bool, args []string) {
+	want := args[0]
+	err := ts.Exec(args[1], args[2:]...)
+	got := "0"
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		got = fmt.Sprint(exit.ExitCode())
+	} else if err != nil {
+		ts.Fatalf("%v", err)
+	}
+	if got != want {
+		ts.Fatalf("exit code %s, want %s", got, want)
+	}
+}
