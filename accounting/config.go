@@ -3,6 +3,7 @@
 package accounting
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -105,9 +106,40 @@ func (c *configFile) at(key string, err error) error {
 			continue
 		}
 		position := firstToken(node).GetToken().Position
-		return fmt.Errorf("%s:%d:%d: %s: %w", c.name, position.Line, position.Column, key, err)
+		return &placedError{c.name, position.Line, position.Column, key, err}
 	}
-	return fmt.Errorf("%s:1:1: %s: %w", c.name, key, err)
+	return &placedError{c.name, 1, 1, key, err}
+}
+
+// placedError is what is wrong at a place of the file.
+type placedError struct {
+	file         string
+	line, column int
+	key          string
+	err          error
+}
+
+func (e *placedError) Error() string {
+	return fmt.Sprintf("%s:%d:%d: %s: %v", e.file, e.line, e.column, e.key, e.err)
+}
+
+func (e *placedError) Unwrap() error { return e.err }
+
+// inOrder sorts errors as they stand in the file.
+func inOrder(errs []error) error {
+	place := func(err error) (line, column int) {
+		var placed *placedError
+		if errors.As(err, &placed) {
+			return placed.line, placed.column
+		}
+		return 0, 0
+	}
+	slices.SortStableFunc(errs, func(a, b error) int {
+		aLine, aColumn := place(a)
+		bLine, bColumn := place(b)
+		return cmp.Or(cmp.Compare(aLine, bLine), cmp.Compare(aColumn, bColumn))
+	})
+	return errors.Join(errs...)
 }
 
 // firstToken is the node at which a value begins: the token of a mapping is its
@@ -242,7 +274,7 @@ func (f *file) check(where *configFile, dir string) (*Config, error) {
 		errs = append(errs, bookErrors(where, err)...)
 	}
 	c.Book = book
-	if err := errors.Join(errs...); err != nil {
+	if err := inOrder(errs); err != nil {
 		return nil, err
 	}
 	return c, nil

@@ -50,12 +50,14 @@ func importFile(ctx context.Context, store *sqlite.Store, name string, now func(
 			source = "file:" + absolute
 		}
 	}
-	// One goroutine reads while the other one writes.
+	// One goroutine reads while the other one writes. What was read before a bad
+	// line is written.
 	group, ctx := errgroup.WithContext(ctx)
 	batches := make(chan ledger.Batch, 2)
+	var readErr error
 	group.Go(func() error {
 		defer close(batches)
-		return collect.ReadRows(in, func(rows []usage.Row, bad []ledger.BadLine) error {
+		readErr = collect.ReadRows(in, func(rows []usage.Row, bad []ledger.BadLine) error {
 			select {
 			case batches <- ledger.Batch{Source: source, Rows: rows, BadLines: bad}:
 				return nil
@@ -63,6 +65,7 @@ func importFile(ctx context.Context, store *sqlite.Store, name string, now func(
 				return ctx.Err()
 			}
 		})
+		return nil
 	})
 	var total ledger.Result
 	group.Go(func() error {
@@ -75,6 +78,8 @@ func importFile(ctx context.Context, store *sqlite.Store, name string, now func(
 		}
 		return nil
 	})
-	err := group.Wait()
-	return total, err
+	if err := group.Wait(); err != nil {
+		return total, err
+	}
+	return total, readErr
 }

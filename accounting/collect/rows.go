@@ -23,7 +23,7 @@ var ErrNotRows = errors.New("not usage rows as gpu-exporter serves them (one JSO
 // ReadRows reads rows to the end of r and hands them over in batches. A line
 // that is somebody's usage and has a value that no row can have is handed over
 // as a bad line; any other line that is no row ends the reading with
-// ErrNotRows, which names the line.
+// ErrNotRows, which names the line, once what came before is handed over.
 func ReadRows(r io.Reader, take func(rows []usage.Row, bad []ledger.BadLine) error) error {
 	lines := &lineKeeper{from: r}
 	decoder := usage.NewDecoder(lines)
@@ -39,7 +39,11 @@ func ReadRows(r io.Reader, take func(rows []usage.Row, bad []ledger.BadLine) err
 			line := lines.line(decoder.Line())
 			badLine, ok := readBadLine(line, wrong)
 			if !ok {
-				return fmt.Errorf("%w: %w", wrong, ErrNotRows)
+				err = fmt.Errorf("%w: %w", wrong, ErrNotRows)
+				if len(rows)+len(bad) > 0 {
+					err = errors.Join(take(rows, bad), err)
+				}
+				return err
 			}
 			bad = append(bad, badLine)
 		case errors.Is(err, io.EOF):

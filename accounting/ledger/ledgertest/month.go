@@ -25,7 +25,7 @@ type Site struct {
 }
 
 // Month is a month of 100 cards on 10 nodes with 4 rows for each bucket of a
-// card, of which the last node dies on the 3rd: 1,162,240 rows in November 2026.
+// card, of which the last node dies on the 3rd: 1,046,400 rows in November.
 func Month(start, end time.Time) Site {
 	return Site{
 		Start: start, Buckets: int(end.Sub(start) / usage.BucketLength),
