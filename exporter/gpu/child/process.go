@@ -167,6 +167,9 @@ const (
 type lastWords struct {
 	sync.Mutex
 	lines []string
+	// final is set by a line that names the cause of a crash: what comes after
+	// it are stacks.
+	final bool
 }
 
 func (w *lastWords) copy(r io.Reader, logger *slog.Logger) {
@@ -206,7 +209,14 @@ func (w *lastWords) copy(r io.Reader, logger *slog.Logger) {
 func (w *lastWords) keep(line string) {
 	w.Lock()
 	defer w.Unlock()
+	if w.final {
+		return
+	}
+	w.final = strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") || strings.HasPrefix(line, "SIG")
 	w.lines = append(w.lines, line)
+	if w.final {
+		w.lines = w.lines[len(w.lines)-1:]
+	}
 	if len(w.lines) > keptLines {
 		w.lines = slices.Delete(w.lines, 0, 1)
 	}

@@ -282,7 +282,9 @@ func TestManifestIsWhatGoNVMLCalls(t *testing.T) {
 }
 
 // functionSymbol tells C functions from C types.
-func functionSymbol(name string) bool { return !strings.HasSuffix(name, "_t") && !strings.HasSuffix(name, "_st") }
+func functionSymbol(name string) bool {
+	return !strings.HasSuffix(name, "_t") && !strings.HasSuffix(name, "_st")
+}
 
 func receiverName(d *ast.FuncDecl) (string, bool) {
 	switch receiver := d.Recv.List[0].Type.(type) {

@@ -364,7 +364,10 @@ func TestSamples(t *testing.T) {
 	}
 	newest := uint64(0)
 	for range 3 {
-		pass := n.wait("new samples", func(pass gpu.Pass) bool { r := reading(pass, 0); return r != nil && r.SamplesKnown && len(r.Samples) > 0 })
+		pass := n.wait("new samples", func(pass gpu.Pass) bool {
+			r := reading(pass, 0)
+			return r != nil && r.SamplesKnown && len(r.Samples) > 0
+		})
 		sample := reading(pass, 0).Samples[0]
 		if sample.PID != 5 || sample.SM == 0 || sample.SM > 100 || sample.TimestampUS <= newest {
 			t.Errorf("sample %+v after %d", sample, newest)
@@ -528,7 +531,9 @@ func TestDriverComesLater(t *testing.T) {
 func TestLibraryMismatchNeedsNewProcess(t *testing.T) {
 	s := lab.Scenario{Epoch: epoch(), InitReturn: 18, GPUs: make([]lab.GPU, 1)}
 	n := readNode(t, s)
-	n.wait("the remedy", func(pass gpu.Pass) bool { return strings.Contains(pass.Error, "reboot, or stop every GPU program and reload") })
+	n.wait("the remedy", func(pass gpu.Pass) bool {
+		return strings.Contains(pass.Error, "reboot, or stop every GPU program and reload")
+	})
 	n.wait("a new child failing too", func(pass gpu.Pass) bool { return n.supervisor.Restarts() > 1 })
 	s.InitReturn = 0
 	n.write(s)
