@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"runtime"
 	"strings"
@@ -147,5 +148,44 @@ func TestTooLargeAPassIsAnError(t *testing.T) {
 	pass := gpu.Pass{Error: strings.Repeat("x", MaxPassBytes+1)}
 	if err := newEncoder(io.Discard).encode(&pass); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("%v", err)
+	}
+}
+
+// BenchmarkWire is the cost of a pass on its way through the pipe.
+func BenchmarkWire(b *testing.B) {
+	for _, processes := range []int{25, 200} {
+		pass := gpu.Pass{Expected: 8}
+		for card := range 8 {
+			reading := gpu.Reading{Card: gpu.Card{UUID: fmt.Sprintf("GPU-%036d", card), Index: card, Name: "NVIDIA H200"}, SamplesKnown: true}
+			for pid := range processes {
+				reading.Processes = append(reading.Processes, gpu.Process{PID: uint32(100_000 + pid), Compute: true, MemoryBytes: gpu.Some[uint64](1 << 30)})
+				reading.Samples = append(reading.Samples, gpu.Sample{PID: uint32(100_000 + pid), SM: 1, TimestampUS: 1 << 50})
+			}
+			pass.Readings = append(pass.Readings, reading)
+		}
+		b.Run(fmt.Sprintf("encode 8x%d", processes), func(b *testing.B) {
+			out := newEncoder(io.Discard)
+			for b.Loop() {
+				if err := out.encode(&pass); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(out.frame.Len()), "wire-bytes")
+		})
+		b.Run(fmt.Sprintf("decode 8x%d", processes), func(b *testing.B) {
+			r, w := io.Pipe()
+			go func() {
+				out := newEncoder(w)
+				for out.encode(&pass) == nil {
+				}
+			}()
+			defer r.Close()
+			in := newDecoder(r)
+			for b.Loop() {
+				if _, err := in.decode(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -601,7 +601,7 @@ func TestKilledChildIsReplaced(t *testing.T) {
 	})
 }
 
-func childrenOf(t *testing.T, pid int) []int {
+func childrenOf(t testing.TB, pid int) []int {
 	t.Helper()
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
