@@ -2,26 +2,46 @@ package main
 
 import (
 	"context"
-	"errors"
-	"time"
+	"log/slog"
+	"sync"
 
-	"gpuledger/exporter/gpu"
-	"gpuledger/exporter/meter"
-	"gpuledger/exporter/snapshot"
+	"gpuledger/exporter/holders"
+	"gpuledger/exporter/owner"
+	"gpuledger/exporter/procfs"
+	"gpuledger/exporter/runtimes"
 )
 
-type people struct{}
-type info struct {
-	Detail               snapshot.Detail
-	Command, CommandLine string
-	StartedAt            time.Time
-	Zombie               bool
+// dockerSocket is where a Docker engine listens unless told otherwise.
+const dockerSocket = "/var/run/docker.sock"
+
+// people is the table of who is behind the PIDs, with what looks names up
+// running beside it.
+type people struct {
+	*holders.Table
+	stop context.CancelFunc
+	done sync.WaitGroup
 }
 
-func newPeople(context.Context, string) (*people, error)           { return nil, errors.New("not yet") }
-func (*people) Close()                                             {}
-func (*people) Refresh(context.Context, gpu.Pass)                  {}
-func (*people) Keys(gpu.Reading) map[uint32]meter.ProcessKey       { return nil }
-func (*people) Attribute(meter.ProcessKey) (a meter.Attribution)   { return }
-func (*people) Info(meter.ProcessKey) (i info)                     { return }
-func (*people) Collectors() (c map[string]snapshot.CollectorState) { return }
+// newPeople starts a table. It knows the rules every site has; a site's own
+// are the exporter's to know.
+func newPeople(ctx context.Context, root string) (*people, error) {
+	proc, err := procfs.Open(root)
+	if err != nil {
+		return nil, err
+	}
+	quiet := slog.New(slog.DiscardHandler)
+	p := &people{Table: holders.New(holders.Options{
+		FS: proc, Owner: owner.DefaultConfig(), Accounts: owner.NewHostAccounts(quiet),
+		Docker: []*runtimes.Docker{runtimes.NewDocker(runtimes.NewDockerClient(dockerSocket), quiet)}, Logger: quiet,
+	})}
+	ctx, p.stop = context.WithCancel(ctx)
+	p.done.Go(func() { p.Table.Run(ctx) })
+	return p, nil
+}
+
+// Close ends the look-ups and gives all descriptors back.
+func (p *people) Close() {
+	p.stop()
+	p.done.Wait()
+	p.Table.Close()
+}

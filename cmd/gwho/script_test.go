@@ -20,6 +20,7 @@ import (
 
 	"gpuledger/exporter/gpu"
 	"gpuledger/exporter/meter"
+	"gpuledger/exporter/procfs"
 	"gpuledger/exporter/snapshot"
 	"gpuledger/exporter/web"
 )
@@ -33,6 +34,7 @@ func TestMain(m *testing.M) {
 //	exporter SCENE   serves SCENE on $SOCKET and on $URL, by the real server
 //	impostor SCENE   serves what no exporter would, on $SOCKET
 //	code N gwho …    fails unless gwho ends with exit code N
+//	process FILE     starts a process, and writes its PID to FILE
 //	json FILE PATH   fails unless FILE is JSON with that member
 func TestScripts(t *testing.T) {
 	flag.Parse()
@@ -55,17 +57,22 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Condition: func(condition string) (bool, error) {
-			if condition != "lab" {
+			var err error
+			switch condition {
+			case "lab":
+				_, err = os.Stat("../../lab/nvml/build/libnvidia-ml.so.1")
+			case "hostpid":
+				_, err = procfs.Open("")
+			default:
 				return false, fmt.Errorf("unknown condition %q", condition)
 			}
-			_, err := os.Stat("../../lab/nvml/build/libnvidia-ml.so.1")
 			if err != nil && os.Getenv("CI") == "true" {
-				return false, fmt.Errorf("the stand-in NVML is not built (make -C lab/nvml): %w", err)
+				return false, fmt.Errorf("condition %s: %w", condition, err)
 			}
 			return err == nil, nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exporter": exporterCommand, "impostor": impostorCommand, "json": jsonCommand, "code": codeCommand,
+			"exporter": exporterCommand, "impostor": impostorCommand, "json": jsonCommand, "code": codeCommand, "process": processCommand,
 		},
 	})
 }
@@ -181,4 +188,11 @@ func codeCommand(ts *testscript.TestScript, _ bool, args []string) {
 	if got != want {
 		ts.Fatalf("exit code %s, want %s", got, want)
 	}
+}
+
+func processCommand(ts *testscript.TestScript, _ bool, args []string) {
+	process := exec.Command("sleep", "1000")
+	ts.Check(process.Start())
+	ts.Defer(func() { process.Process.Kill(); process.Wait() })
+	ts.Check(os.WriteFile(args[0], fmt.Append(nil, process.Process.Pid), 0o644))
 }
