@@ -23,6 +23,10 @@ const (
 	maxAnswer  = 64 << 20 // bytes
 )
 
+// tokenHeader is the exporter's; importing its server for that would make
+// gwho slow to start.
+const tokenHeader = "X-Gpuledger-Token"
+
 // errNoExporter says that there is no exporter at the socket.
 var errNoExporter = errors.New("no gpu-exporter here")
 
@@ -98,7 +102,7 @@ func askURL(ctx context.Context, o options) (who.Answer, error) {
 		if err != nil {
 			return who.Answer{}, exit{exitUsage, fmt.Errorf("--token-file: %w", err)}
 		}
-		request.Header.Set("X-Gpuledger-Token", strings.TrimSpace(string(token)))
+		request.Header.Set(tokenHeader, strings.TrimSpace(string(token)))
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	defer transport.CloseIdleConnections()

@@ -77,6 +77,12 @@ func TestScripts(t *testing.T) {
 	})
 }
 
+func TestSameAsTheExporter(t *testing.T) {
+	if defaultSocket != web.DefaultSocket || tokenHeader != web.TokenHeader {
+		t.Error("gwho and gpu-exporter have different sockets or headers by default")
+	}
+}
+
 func exporterCommand(ts *testscript.TestScript, _ bool, args []string) {
 	store := &snapshot.Store{}
 	closed := false
