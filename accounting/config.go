@@ -52,10 +52,10 @@ type file struct {
 		URL string `yaml:"url"`
 	} `yaml:"ledger"`
 	Collect struct {
-		Interval string                      `yaml:"interval"`
-		Targets  []string                    `yaml:"targets"`
-		FileSD   []string                    `yaml:"file_sd"`
-		HTTP     httpconfig.HTTPClientConfig `yaml:"http"`
+		Interval string     `yaml:"interval"`
+		Targets  []string   `yaml:"targets"`
+		FileSD   []string   `yaml:"file_sd"`
+		HTTP     httpClient `yaml:"http"`
 	} `yaml:"collect"`
 	Billing    billing.Config           `yaml:"billing"`
 	Accounts   []billing.AccountConfig  `yaml:"accounts"`
@@ -84,6 +84,24 @@ func (l *listenAddresses) UnmarshalYAML(unmarshal func(any) error) error {
 		return nil
 	}
 	return unmarshal((*[]string)(l))
+}
+
+// httpClient is the section collect.http. Prometheus's package, which checks
+// it, knows no places in files.
+type httpClient struct {
+	config httpconfig.HTTPClientConfig
+	err    error // what is wrong with it as a whole
+}
+
+// UnmarshalYAML keeps an error without a place for check, which has one.
+func (h *httpClient) UnmarshalYAML(unmarshal func(any) error) error {
+	err := unmarshal(&h.config)
+	var located yaml.Error
+	if err != nil && errors.As(err, &located) {
+		return err
+	}
+	h.err = err
+	return nil
 }
 
 // configFile knows where in a file a value stands.
@@ -195,7 +213,7 @@ func LoadConfig(name string) (*Config, error) {
 		return nil, fmt.Errorf("%s:%d:1: a second document (---); the configuration is one", name, firstToken(tree.Docs[1].Body).GetToken().Position.Line)
 	}
 	var f file
-	f.Collect.HTTP = httpconfig.DefaultHTTPClientConfig
+	f.Collect.HTTP.config = httpconfig.DefaultHTTPClientConfig
 	if err := yaml.NewDecoder(strings.NewReader(string(text)), yaml.Strict()).Decode(&f); err != nil && !errors.Is(err, io.EOF) {
 		return nil, positioned(name, err)
 	}
@@ -216,7 +234,7 @@ func (f *file) check(where *configFile, dir string) (*Config, error) {
 	var errs []error
 	wrong := func(key string, err error) { errs = append(errs, where.at(key, err)) }
 	c := &Config{
-		Listen: f.Listen, Interval: DefaultInterval, FileSD: f.Collect.FileSD, HTTP: f.Collect.HTTP,
+		Listen: f.Listen, Interval: DefaultInterval, FileSD: f.Collect.FileSD, HTTP: f.Collect.HTTP.config,
 		Admins: f.Access.Admins, TokensFile: f.Access.TokensFile,
 	}
 	if len(c.Listen) == 0 {
@@ -258,6 +276,9 @@ func (f *file) check(where *configFile, dir string) (*Config, error) {
 		} else if !filepath.IsAbs(pattern) {
 			c.FileSD[i] = filepath.Join(dir, pattern)
 		}
+	}
+	if f.Collect.HTTP.err != nil {
+		wrong("collect.http", f.Collect.HTTP.err)
 	}
 	c.HTTP.SetDirectory(dir)
 	if c.TokensFile != "" && !filepath.IsAbs(c.TokensFile) {

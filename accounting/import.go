@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"gpuledger/accounting/collect"
 	"gpuledger/accounting/ledger"
 	"gpuledger/accounting/ledger/sqlite"
@@ -50,14 +48,15 @@ func importFile(ctx context.Context, store *sqlite.Store, name string, now func(
 			source = "file:" + absolute
 		}
 	}
-	// One goroutine reads while the other one writes. What was read before a bad
-	// line is written.
-	group, ctx := errgroup.WithContext(ctx)
+	// One goroutine reads while this one writes. What was read before a bad line
+	// is written. A read that hangs, from a terminal say, is not waited for.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	batches := make(chan ledger.Batch, 2)
-	var readErr error
-	group.Go(func() error {
+	read := make(chan error, 1)
+	go func() {
 		defer close(batches)
-		readErr = collect.ReadRows(in, func(rows []usage.Row, bad []ledger.BadLine) error {
+		read <- collect.ReadRows(in, func(rows []usage.Row, bad []ledger.BadLine) error {
 			select {
 			case batches <- ledger.Batch{Source: source, Rows: rows, BadLines: bad}:
 				return nil
@@ -65,21 +64,21 @@ func importFile(ctx context.Context, store *sqlite.Store, name string, now func(
 				return ctx.Err()
 			}
 		})
-		return nil
-	})
+	}()
 	var total ledger.Result
-	group.Go(func() error {
-		for batch := range batches {
+	for {
+		select {
+		case <-ctx.Done():
+			return total, ctx.Err()
+		case batch, ok := <-batches:
+			if !ok {
+				return total, <-read
+			}
 			result, err := store.Insert(ctx, batch, now())
 			if err != nil {
-				return err
+				return total, err
 			}
 			total = total.Plus(result)
 		}
-		return nil
-	})
-	if err := group.Wait(); err != nil {
-		return total, err
 	}
-	return total, readErr
 }

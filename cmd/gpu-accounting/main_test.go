@@ -16,11 +16,17 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
 	testscript.Main(m, map[string]func(){
 		"gpu-accounting": main,
 		"rows":           rows,
 	})
 }
+
+// asProgram makes the test binary the program.
+const asProgram = "GPU_ACCOUNTING_AS_PROGRAM"
 
 // rows writes invented rows: rows START BUCKETS NODES CARDS HOLDERS.
 func rows() {
