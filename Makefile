@@ -66,4 +66,4 @@ fmt: ## Format the Go code
 
 .PHONY: docs
 docs: ## Generate docs/metrics.md from the code
-	go run ./exporter/metrics/gendocs
+	go run ./exporter/metrics/gendocs > docs/metrics.md

@@ -122,7 +122,7 @@ func TestNothingUnobservedInSteadyState(t *testing.T) {
 		}
 		return true
 	})
-	if gaps := n.metric("gpu_exporter_dropped_intervals_total{reason=\"gap\"}"); gaps != "" && gaps != "0" {
+	if gaps := n.metric("gpu_exporter_unobserved_gaps_total"); gaps != "" && gaps != "0" {
 		t.Errorf("%s intervals lost to gaps", gaps)
 	}
 }

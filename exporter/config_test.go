@@ -1,0 +1,36 @@
+package exporter
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestLoadConfig(t *testing.T) {
+	for _, test := range []struct{ name, text, problem string }{
+		{"empty", "", ""},
+		{"comments only", "# nothing yet\n", ""},
+		{"whole", "access: {allowed_uids: [1001]}\nowner:\n  rules: [{name: r, kind: [docker], user: alice}]\nruntimes: {docker: []}\n", ""},
+		{"unknown key", "access:\n  allowed_uid: [1]\n", ":2:3: unknown field"},
+		{"wrong type", "access:\n  allowed_uids: [alice]\n", ":2:18: "},
+		{"no yaml", "access: {\n", ":1:"},
+		{"step", "owner: {steps: [magic]}\n", "magic"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "exporter.yml")
+			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			config, err := LoadConfig(path)
+			switch {
+			case test.problem == "" && err != nil:
+				t.Fatal(err)
+			case test.problem == "" && len(config.Owner.OwnerLabels) == 0:
+				t.Error("the defaults are lost")
+			case test.problem != "" && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), test.problem)):
+				t.Errorf("got %v, want one that names %s and %q", err, path, test.problem)
+			}
+		})
+	}
+}

@@ -1,0 +1,357 @@
+// Package holders joins a card's PIDs with who is behind them: PID → /proc →
+// cgroup → workload → user.
+package holders
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpuledger/exporter/cgroup"
+	"gpuledger/exporter/gpu"
+	"gpuledger/exporter/meter"
+	"gpuledger/exporter/owner"
+	"gpuledger/exporter/procfs"
+	"gpuledger/exporter/runtimes"
+	"gpuledger/exporter/snapshot"
+)
+
+const (
+	// rereadWithin is how soon a change of cgroup is seen: jobs get adopted.
+	rereadWithin = 10 * time.Second
+	// rememberedFor is how long a process that no card lists any more can be
+	// asked about: intervals wait up to 10 s for their names.
+	rememberedFor = time.Minute
+	// lookupPatience is how long a process's first intervals wait for a name
+	// or owner; after that the best answer stands and is replaced when a better
+	// one comes.
+	lookupPatience = 10 * time.Second
+	// maxCommandLine bounds what is kept of a command line, in bytes.
+	maxCommandLine = 1024
+	// startSlackUS is how much later than a reading a listed process may seem
+	// to have started: start times are in ticks of 10 ms.
+	startSlackUS = 50_000
+)
+
+// Options of a Table.
+type Options struct {
+	FS       *procfs.FS
+	Owner    owner.Config // Accounts is set by New if Accounts below is given
+	Accounts *owner.HostAccounts
+	Docker   []*runtimes.Docker
+	Logger   *slog.Logger     // nil for none
+	Now      func() time.Time // nil for the wall clock
+}
+
+// Table is what is known of the processes on this node's cards. Run may run
+// beside it; everything else belongs to one goroutine.
+type Table struct {
+	options Options
+	owner   owner.Config
+	logger  *slog.Logger
+	now     func() time.Time
+
+	processes              map[meter.ProcessKey]*process
+	current                map[uint32]*process // newest process of each PID
+	turn                   []*process          // whose cgroup is read again next, in order
+	turnAt                 time.Time
+	polled                 []unix.PollFd
+	pollees                []*process
+	listed                 map[uint32]int64 // PIDs of the pass at hand: monotonic time of their reading
+	gone                   map[uint32]bool  // listed, but not in /proc, at the last pass
+	hidden                 map[uint32]bool
+	goneCount, hiddenCount int64
+	unreadable             string // why processes cannot be read; empty while they can
+}
+
+// process is one process that a card listed.
+type process struct {
+	key         meter.ProcessKey
+	handle      *procfs.Handle // nil once it has ended
+	facts       procfs.Process
+	chain       cgroup.Chain
+	commandLine string
+	startedAt   time.Time
+	firstSeen   time.Time
+	lastListed  time.Time
+	zombie      bool
+
+	resolved   bool
+	generation uint64
+	answer     meter.Attribution
+	verdict    owner.Answer
+	evidence   owner.Evidence
+	detail     snapshot.Detail
+}
+
+// New returns an empty table.
+func New(options Options) *Table {
+	t := &Table{
+		options: options, owner: options.Owner, logger: options.Logger, now: options.Now,
+		processes: map[meter.ProcessKey]*process{}, current: map[uint32]*process{},
+		listed: map[uint32]int64{}, gone: map[uint32]bool{}, hidden: map[uint32]bool{},
+	}
+	if t.logger == nil {
+		t.logger = slog.New(slog.DiscardHandler)
+	}
+	if t.now == nil {
+		t.now = time.Now
+	}
+	if options.Accounts != nil {
+		t.owner.Accounts = options.Accounts.Accounts()
+	}
+	return t
+}
+
+// Run asks runtimes and the host's accounts for names until ctx ends.
+func (t *Table) Run(ctx context.Context) {
+	var group sync.WaitGroup
+	if t.options.Accounts != nil {
+		// Both return ctx's error only.
+		group.Go(func() { _ = t.options.Accounts.Run(ctx) })
+	}
+	for _, docker := range t.options.Docker {
+		group.Go(func() { _ = docker.Run(ctx) })
+	}
+	group.Wait()
+}
+
+// Close gives all descriptors back.
+func (t *Table) Close() {
+	for _, p := range t.processes {
+		p.end()
+	}
+}
+
+func (p *process) end() {
+	if p.handle != nil {
+		p.handle.Close()
+		p.handle = nil
+	}
+}
+
+// Refresh takes in the PIDs of a pass: new ones are read, ended ones noticed,
+// and the cgroups of the others read again in turn.
+func (t *Table) Refresh(_ context.Context, pass gpu.Pass) {
+	now := t.now()
+	clear(t.listed)
+	for i := range pass.Readings {
+		t.list(&pass.Readings[i])
+	}
+	t.noticeEnds()
+	gone, hidden := map[uint32]bool{}, map[uint32]bool{}
+	t.unreadable = ""
+	for pid, monotonicUS := range t.listed {
+		if p := t.current[pid]; p != nil && p.handle != nil {
+			p.lastListed = now
+			continue
+		}
+		switch err := t.admit(pid, monotonicUS, now); {
+		case errors.Is(err, procfs.ErrGone):
+			if gone[pid] = true; !t.gone[pid] {
+				t.goneCount++
+			}
+		case errors.Is(err, procfs.ErrHidden):
+			if hidden[pid] = true; !t.hidden[pid] {
+				t.hiddenCount++
+				t.logger.Warn("a process on a GPU is hidden from us", "pid", pid, "err", err)
+			}
+			t.unreadable = err.Error()
+		case err != nil:
+			t.unreadable = err.Error()
+		}
+	}
+	t.gone, t.hidden = gone, hidden
+	t.reread(now)
+	for key, p := range t.processes {
+		if now.Sub(p.lastListed) > rememberedFor {
+			p.end()
+			delete(t.processes, key)
+			if t.current[key.PID] == p {
+				delete(t.current, key.PID)
+			}
+		}
+	}
+}
+
+func (t *Table) list(reading *gpu.Reading) {
+	for _, process := range reading.Processes {
+		t.listed[process.PID] = reading.At.MonotonicUS
+	}
+	for _, instance := range reading.Instances {
+		for _, process := range instance.Processes {
+			t.listed[process.PID] = reading.At.MonotonicUS
+		}
+	}
+}
+
+// noticeEnds lets go of processes that have ended, in one system call.
+func (t *Table) noticeEnds() {
+	t.polled, t.pollees = t.polled[:0], t.pollees[:0]
+	for _, p := range t.current {
+		switch {
+		case p.handle == nil:
+		case p.handle.PIDFD() >= 0:
+			t.polled = append(t.polled, unix.PollFd{Fd: int32(p.handle.PIDFD())})
+			t.pollees = append(t.pollees, p)
+		default:
+			// No pidfd to be had: the directory has to tell.
+			if stat, err := p.handle.Stat(); errors.Is(err, procfs.ErrGone) || err == nil && stat.Zombie() {
+				p.end()
+			}
+		}
+	}
+	ended, err := procfs.Ended(t.polled)
+	if err != nil {
+		t.logger.Error("can't tell which processes have ended", "err", err)
+		return
+	}
+	for _, i := range ended {
+		t.pollees[i].end()
+	}
+}
+
+// admit reads a PID that is new, or whose process has ended. A driver may go
+// on listing a process that has ended (a leaked context, a zombie): then what
+// was known of it stays.
+func (t *Table) admit(pid uint32, listedUS int64, now time.Time) error {
+	known := t.current[pid]
+	if known != nil {
+		known.lastListed, known.zombie = now, false
+	}
+	handle, err := t.options.FS.Process(pid)
+	if err != nil {
+		return err
+	}
+	facts, err := handle.Read()
+	if err != nil {
+		handle.Close()
+		return err
+	}
+	key := meter.ProcessKey{PID: pid, StartTicks: facts.StartTicks}
+	if known != nil && known.key == key {
+		handle.Close()
+		known.zombie = facts.Zombie()
+		return nil
+	}
+	if t.options.FS.StartMonotonicUS(facts.StartTicks) > listedUS+startSlackUS {
+		// It started after the card listed the number: not the one meant.
+		handle.Close()
+		return procfs.ErrGone
+	}
+	p := &process{
+		key: key, handle: handle, facts: facts, chain: cgroup.Parse(facts.Cgroup), zombie: facts.Zombie(),
+		startedAt: t.options.FS.StartTime(facts.StartTicks), firstSeen: now, lastListed: now,
+	}
+	p.commandLine = commandLine(handle)
+	if p.zombie {
+		p.end()
+	}
+	t.processes[key], t.current[pid] = p, p
+	return nil
+}
+
+// commandLine is kept in memory for the owner and root to see; it is empty if
+// it can't be read.
+func commandLine(handle *procfs.Handle) string {
+	arguments, err := handle.CommandLine()
+	if err != nil {
+		return ""
+	}
+	line := ""
+	for i, argument := range arguments {
+		if i > 0 {
+			line += " "
+		}
+		if line += argument; len(line) > maxCommandLine {
+			return strings.ToValidUTF8(line[:maxCommandLine], "")
+		}
+	}
+	return line
+}
+
+// reread reads the cgroups of some processes again, so that every one is read
+// within rereadWithin.
+func (t *Table) reread(now time.Time) {
+	elapsed := min(now.Sub(t.turnAt), rereadWithin)
+	if elapsed <= 0 {
+		t.turnAt = now
+		return
+	}
+	count := (len(t.current)*int(elapsed/time.Millisecond) + int(rereadWithin/time.Millisecond) - 1) / int(rereadWithin/time.Millisecond)
+	t.turnAt = now
+	for ; count > 0; count-- {
+		if len(t.turn) == 0 {
+			for _, p := range t.current {
+				t.turn = append(t.turn, p)
+			}
+			if len(t.turn) == 0 {
+				return
+			}
+		}
+		p := t.turn[len(t.turn)-1]
+		t.turn = t.turn[:len(t.turn)-1]
+		if p.handle == nil {
+			continue
+		}
+		content, err := p.handle.Cgroup()
+		if err != nil || content == p.facts.Cgroup {
+			continue // that it has ended is noticed at the next pass
+		}
+		// On cgroup v1 a process that is exiting has left its cgroup already.
+		facts, err := p.handle.Read()
+		if err != nil || facts.Exiting() {
+			continue
+		}
+		p.facts, p.chain, p.resolved = facts, cgroup.Parse(facts.Cgroup), false
+	}
+}
+
+// Keys says which process each PID of a reading is, as of the newest Refresh.
+// A PID that was never seen in /proc has start time 0.
+func (t *Table) Keys(reading gpu.Reading) map[uint32]meter.ProcessKey {
+	keys := make(map[uint32]meter.ProcessKey, len(reading.Processes))
+	add := func(processes []gpu.Process) {
+		for _, process := range processes {
+			keys[process.PID] = meter.ProcessKey{PID: process.PID}
+			if p := t.current[process.PID]; p != nil {
+				keys[process.PID] = p.key
+			}
+		}
+	}
+	add(reading.Processes)
+	for _, instance := range reading.Instances {
+		add(instance.Processes)
+	}
+	return keys
+}
+
+// Gone counts PIDs that a card listed and /proc no longer had.
+func (t *Table) Gone() int64 { return t.goneCount }
+
+// Hidden counts PIDs that /proc would not show us.
+func (t *Table) Hidden() int64 { return t.hiddenCount }
+
+// Collectors says how procfs, the engines and the host's accounts did last.
+func (t *Table) Collectors() map[string]snapshot.CollectorState {
+	states := map[string]snapshot.CollectorState{
+		"procfs": {Up: t.unreadable == "", Error: t.unreadable},
+	}
+	if t.options.Accounts != nil {
+		failure := t.options.Accounts.Failure()
+		states["accounts"] = snapshot.CollectorState{Up: failure == "", Error: failure}
+	}
+	for _, docker := range t.options.Docker {
+		state, asked := docker.State()
+		if before, ok := states["docker"]; !asked || ok && !before.Up {
+			continue
+		}
+		states["docker"] = snapshot.CollectorState{Up: state.Up, Duration: state.Duration, Error: state.Error}
+	}
+	return states
+}

@@ -1,0 +1,111 @@
+// Package owner decides who the user behind a process is, and says why.
+//
+// It is pure: evidence and configuration come in, an answer goes out. Names of
+// accounts come from functions in the configuration.
+package owner
+
+// Evidence is what is known of one process and its workload.
+type Evidence struct {
+	Kind string // kind of workload, a meter.Kind… value
+	Name string // name of the workload
+	Unit string // host's systemd unit
+	// SliceUID is the uid of the host user's slice that the process runs in; -1
+	// if none.
+	SliceUID int64
+	// JobUID is the owner of the scheduler's job; -1 if not known.
+	JobUID int64
+	// ProcessUID is the process's real uid; -1 if not known. EffectiveUID is
+	// kept for the record only: it changes with every setuid program.
+	ProcessUID, EffectiveUID int64
+	// LoginUID is the uid that the login session was opened for; -1 if unset.
+	LoginUID int64
+	// HostProcess says that the process runs on the host itself: in no
+	// container, no pod and no PID namespace of its own. Only there is its uid
+	// the host's.
+	HostProcess bool
+	// Container is what the engine says; nil if the process is in none, or none
+	// that is known.
+	Container *Container
+	// Command is the program's name, Executable its path and ExecutableUID who
+	// owns the file; -1 if not known.
+	Command       string
+	Executable    string
+	ExecutableUID int64
+	// SystemSlice says that only root can have placed the process where it is.
+	SystemSlice bool
+}
+
+// Container is what an engine says of a container that bears on its owner.
+type Container struct {
+	ID, Name, Image string
+	Labels          map[string]string
+	ImageLabels     map[string]string // those that come with the image
+	User            string            // what the container was started as
+	ImageUser       string            // the image's own; only if ImageKnown
+	ImageKnown      bool
+}
+
+// Confidence is how good an answer is.
+type Confidence string
+
+// Levels of confidence.
+const (
+	ConfidenceHigh   Confidence = "high"   // the kernel, systemd or a scheduler says so
+	ConfidenceMedium Confidence = "medium" // self-declared, or by strong implication
+	ConfidenceLow    Confidence = "low"
+	ConfidenceNone   Confidence = "" // nobody could be named
+)
+
+// Step is one way to find the user. It is what attributed_by says.
+type Step string
+
+// Steps, in the order of DefaultSteps. Values are on the wire: never change
+// one.
+const (
+	// StepRule is a site rule that is not marked last.
+	StepRule Step = "rule"
+	// StepScheduler is the owner of a batch job.
+	StepScheduler Step = "scheduler"
+	// StepUserSlice is the host user's slice. It also covers sudo: a process of
+	// uid 0 in a user's session is that user's.
+	StepUserSlice Step = "user_slice"
+	// StepLabel is a container label that names a known human account and does
+	// not come with the image.
+	StepLabel Step = "label"
+	// StepProcessUID is the uid of a host process other than root, and of a
+	// container's process only where a number was explicitly given for it.
+	StepProcessUID Step = "process_uid"
+	// StepLoginUID is the login session's uid, for host processes that run as
+	// root outside any user's slice.
+	StepLoginUID Step = "login_uid"
+	// StepRuleLast is a site rule that is marked last.
+	StepRuleLast Step = "rule_last"
+	// StepSystem marks processes of the system itself. It cannot be ordered.
+	StepSystem Step = "system"
+	// StepNone marks what no step could attribute.
+	StepNone Step = "none"
+)
+
+// DefaultSteps is the order that is used unless the site gives its own.
+var DefaultSteps = []Step{
+	StepRule, StepScheduler, StepUserSlice, StepLabel, StepProcessUID, StepLoginUID, StepRuleLast,
+}
+
+// Answer is who the user is, and why.
+type Answer struct {
+	User         string // account name, uid:N, or "unattributed"
+	UID          int64  // -1 where no uid stands behind User
+	AttributedBy Step
+	Confidence   Confidence
+	Rule         string // name of the site rule, for the rule steps
+	LabelKey     string // key of the label, for StepLabel
+	Project      string
+	Class        string
+	// System says that the process is the system's own: shown, never billed.
+	System bool
+	// Disagrees says that a later step of high confidence names someone else.
+	Disagrees bool
+	// Waiting says that an account's name is still being looked up, or cannot
+	// be at the moment: the answer is the best so far.
+	Waiting bool
+}

@@ -1,0 +1,97 @@
+package exporter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"gpuledger/exporter/gpu"
+	"gpuledger/exporter/holders"
+	"gpuledger/exporter/journal"
+	"gpuledger/exporter/metrics"
+	"gpuledger/exporter/owner"
+	"gpuledger/exporter/procfs"
+	"gpuledger/exporter/runtimes"
+	"gpuledger/exporter/snapshot"
+	"gpuledger/exporter/web"
+)
+
+// flushWithin is how long the last rows may take on the way out. With the
+// listeners' own deadline it stays under the 5 s that SIGTERM is given.
+const flushWithin = 2 * time.Second
+
+// Run is the exporter until ctx ends; it then makes every row final and
+// returns nil. Errors are about what can't be started: a second exporter on
+// the node, a port in use, a procfs of another PID namespace.
+func Run(ctx context.Context, options Options) error {
+	if options.Now == nil {
+		options.Now = Now
+	}
+	if options.ChildRestarts == nil {
+		options.ChildRestarts = func() int64 { return 0 }
+	}
+	options.store = &snapshot.Store{}
+	proc, err := procfs.Open(options.ProcFS)
+	if err != nil {
+		return err
+	}
+	rows, err := journal.Open(ctx, journal.Options{
+		Dir: options.StateDir, LockPath: options.LockPath, Node: options.NodeName, BootID: proc.BootID(),
+		Logger: options.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	table := holders.New(options.holders(proc))
+	defer table.Close()
+	scrape := metrics.NewHandler(options.store, metrics.Options{
+		MaxWorkloads: options.MaxWorkloads, Runtime: metrics.NewRuntimeRegistry(), Logger: options.Logger,
+	})
+	server, err := options.server(scrape, rows.Handler())
+	if err != nil {
+		return err
+	}
+	buffer := journal.NewBuffer(rows, journal.BufferOptions{})
+	output := newWriter(buffer, options.Logger)
+	sampler := newSampler(options, table, output, rows.LastInstantUS())
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return server.Run(ctx) })
+	group.Go(func() error { table.Run(ctx); return nil })
+	group.Go(func() error { output.run(ctx); return nil })
+	group.Go(func() error {
+		err := options.Source.Run(ctx, func(pass gpu.Pass) { sampler.pass(ctx, pass) })
+		if err != nil && !errors.Is(err, context.Canceled) {
+			return fmt.Errorf("read GPUs: %w", err)
+		}
+		return nil
+	})
+	err = group.Wait()
+	// Every goroutine has ended: the rows are ours alone.
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushWithin)
+	defer cancel()
+	sampler.finish()
+	return errors.Join(err, buffer.Close(last, output.take()))
+}
+
+func (o Options) holders(proc *procfs.FS) holders.Options {
+	engines := make([]*runtimes.Docker, len(o.Config.Runtimes.Docker))
+	for i, socket := range o.Config.Runtimes.Docker {
+		engines[i] = runtimes.NewDocker(runtimes.NewDockerClient(socket), o.Logger)
+	}
+	return holders.Options{
+		FS: proc, Owner: o.Config.Owner, Accounts: owner.NewHostAccounts(o.Logger), Docker: engines, Logger: o.Logger,
+	}
+}
+
+func (o Options) server(scrape, usage http.Handler) (*web.Server, error) {
+	settings := o.Web
+	settings.Access = o.Config.Access
+	settings.Store, settings.Metrics, settings.Usage = o.store, scrape, usage
+	settings.Node, settings.Version, settings.Logger = o.NodeName, o.Version, o.Logger
+	return web.New(settings)
+}
