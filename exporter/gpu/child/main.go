@@ -9,6 +9,8 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +42,10 @@ const (
 	childGCPercent   = 50
 	childMemoryLimit = 32 << 20
 	childProcs       = 2
+	// mostGrowth is hard. go-nvml asks for a list again and again, with twice
+	// the room each time, for as long as the driver calls the room too small; a
+	// driver that never stops must cost a child, not the node's memory.
+	mostGrowth = 512 << 20
 )
 
 // Main is the whole life of the child process: it writes the passes of source
@@ -54,6 +60,7 @@ func Main(ctx context.Context, source gpu.Source) error {
 	debug.SetGCPercent(childGCPercent)
 	debug.SetMemoryLimit(childMemoryLimit)
 	runtime.GOMAXPROCS(min(childProcs, runtime.GOMAXPROCS(0)))
+	limitGrowth(mostGrowth)
 	// Started through /proc/self/exe the process would be called "exe".
 	_ = os.WriteFile("/proc/self/comm", []byte("gpu-exporter"), 0)
 
@@ -87,4 +94,24 @@ func takeStdout() (*os.File, error) {
 		return nil, fmt.Errorf("send what others print to standard error: %w", err)
 	}
 	return os.NewFile(uintptr(fd), "passes"), nil
+}
+
+// limitGrowth makes the kernel refuse this process more than so many bytes of
+// memory beyond what it has mapped. Where that can't be had there is no limit.
+func limitGrowth(bytes uint64) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return
+	}
+	_, after, found := strings.Cut(string(status), "VmData:")
+	fields := strings.Fields(after)
+	if !found || len(fields) == 0 {
+		return
+	}
+	kib, err := strconv.ParseUint(fields[0], 10, 64)
+	if err != nil {
+		return
+	}
+	limit := kib<<10 + bytes
+	_ = unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: limit, Max: limit})
 }

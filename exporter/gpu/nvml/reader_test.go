@@ -431,6 +431,17 @@ func TestQuirksOfDrivers(t *testing.T) {
 	})
 }
 
+// go-nvml can't be stopped from asking for ever more room; the kernel can stop
+// the child from having it.
+func TestListWithoutEnd(t *testing.T) {
+	n := readNode(t, lab.Scenario{
+		Epoch: epoch(), GPUs: make([]lab.GPU, 2), Processes: []lab.Process{{PID: 5}}, Quirks: []lab.Quirk{{GPU: 0, Name: lab.ListEndless}},
+	})
+	n.wait("the child's end", func(pass gpu.Pass) bool { return strings.Contains(pass.Error, "out of memory") })
+	n.write(lab.Scenario{Epoch: epoch(), GPUs: make([]lab.GPU, 2)})
+	n.wait("both cards, once the driver is mended", good(2))
+}
+
 func TestDriverThatOverrunsMemory(t *testing.T) {
 	s := lab.Scenario{Epoch: epoch(), GPUs: make([]lab.GPU, 1), Processes: []lab.Process{{PID: 5}, {PID: 6}, {PID: 7}}}
 	n := readLibrary(t, labtest.BuildProfile(t, "535.54"), s)
