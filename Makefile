@@ -11,11 +11,11 @@ VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unk
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE     ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
 PACKAGE  := github.com/prometheus/common/version
+STAMP    := -X $(PACKAGE).Version=$(VERSION) -X $(PACKAGE).Revision=$(REVISION) -X $(PACKAGE).BuildDate=$(DATE)
 # NVML's symbols are looked up when first called; a linker that binds all of
 # them at start would refuse every driver that lacks one.
-LDFLAGS  := -s -w -X $(PACKAGE).Version=$(VERSION) -X $(PACKAGE).Revision=$(REVISION) \
-            -X $(PACKAGE).BuildDate=$(DATE) -extldflags=-Wl,-z,lazy
-PROGRAMS := gpu-exporter gpu-accounting gwho gpu-lab
+LDFLAGS  = -s -w $(STAMP) -extldflags=-Wl,-z,lazy
+PROGRAMS := gpu-exporter gpu-accounting gwho
 TOOLS    := go tool -modfile=.ci/tools/go.mod
 
 .PHONY: help
@@ -26,7 +26,9 @@ help: ## List the targets
 build: ## Build the programs into bin/ and the stand-in NVML library into bin/lab/
 	@mkdir -p bin/lab
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(PROGRAMS))
-	@$(MAKE) --no-print-directory -C lab/nvml
+	@# Static, because the lab's containers have nothing but this file.
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w $(STAMP)' -o bin/ ./cmd/gpu-lab
+	@$(MAKE) --no-print-directory -s -C lab/nvml
 	@cp lab/nvml/build/libnvidia-ml.so.1 bin/lab/
 	@ls bin/gpu-exporter bin/gpu-accounting bin/gwho bin/gpu-lab bin/lab/libnvidia-ml.so.1
 
@@ -40,7 +42,7 @@ setup: ## Install what the end-to-end tests need (root on Debian or Ubuntu; SETU
 
 .PHONY: test
 test: setup ## Run all tests, race detector on; lists by name what it had to skip
-	@$(MAKE) --no-print-directory -C lab/nvml
+	@$(MAKE) --no-print-directory -s -C lab/nvml
 	go vet ./...
 	$(TOOLS) gotestsum --format pkgname --format-hide-empty-pkg -- -race -timeout 14m ./...
 

@@ -73,10 +73,21 @@ func TestScrapesDuringChurn(t *testing.T) {
 			}
 		}
 	}
-	round(scrapes / 5) // warm: caches, connections and the race detector's own
-	before := n.footprint()
+	// The first round is warm-up: caches, pools and the race detector's own.
+	settled := func() footprint {
+		client.CloseIdleConnections()
+		f := n.footprint()
+		await(t, "idle connections closed", func() bool {
+			last := f
+			f = n.footprint()
+			return f.descriptors == last.descriptors && f.goroutines == last.goroutines
+		})
+		return f
+	}
 	round(scrapes)
-	after := n.footprint()
+	before := settled()
+	round(scrapes)
+	after := settled()
 	t.Logf("before %+v, after %+v", before, after)
 	if after.goroutines > before.goroutines+5 {
 		t.Errorf("goroutines grew from %d to %d", before.goroutines, after.goroutines)

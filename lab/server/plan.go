@@ -32,8 +32,11 @@ func session(u User) string {
 	return fmt.Sprintf("user.slice/user-%d.slice/session-1.scope", u.UID)
 }
 
-// service is a system account without a person behind it.
-const serviceUID = 64055
+// The service is a system account without a person behind it.
+const (
+	serviceUser = "ollama"
+	serviceUID  = 64055
+)
 
 // Plan is the demonstration's server: people in sessions, a container, a
 // service, a display server, an idle hoarder and someone whose jobs come and

@@ -80,13 +80,18 @@ func Run(ctx context.Context, o Options) (err error) {
 	if s.program, err = copyProgram(o.State); err != nil {
 		return err
 	}
-	defer os.Remove(s.program)
+	defer s.removePrograms()
 
 	if o.CreateUsers {
 		var made accounts
 		defer func() { err = errors.Join(err, made.remove()) }()
 		if err := made.create(ctx, o.Users); err != nil {
 			return err
+		}
+		// The service's account is for its name alone: where the system has
+		// another one, the service shows as uid:N.
+		if err := made.create(ctx, []User{{Name: serviceUser, UID: serviceUID}}); err != nil {
+			o.Log.Info("service runs without a name of its own", "err", err)
 		}
 	}
 	if o.DockerHost != "" {
@@ -136,6 +141,28 @@ func copyProgram(dir string) (string, error) {
 	return out.Name(), nil
 }
 
+// programFor gives the workers' program the name of the one it stands for: who
+// looks at /proc/PID/exe must find Xorg where Xorg is meant.
+func (s *server) programFor(command string) (string, error) {
+	path := filepath.Join(s.program+".d", filepath.Base(command))
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", fmt.Errorf("lab: worker program: %w", err)
+	}
+	if err := os.Link(s.program, path); err != nil {
+		return "", fmt.Errorf("lab: worker program: %w", err)
+	}
+	return path, nil
+}
+
+// removePrograms removes what copyProgram and programFor made.
+func (s *server) removePrograms() {
+	_ = os.Remove(s.program)
+	_ = os.RemoveAll(s.program + ".d")
+}
+
 // now is the instant on the scenario's own clock.
 func (s *server) now() time.Duration { return time.Since(s.scenario.Epoch) }
 
@@ -149,7 +176,11 @@ func (s *server) start(ctx context.Context, w Workload) error {
 		s.made = append(s.made, w.Container)
 		t.cmd = s.docker.run(w.Container, w)
 	} else {
-		t.cmd = exec.Command(s.program, "worker", "--name", w.Command)
+		program, err := s.programFor(w.Command)
+		if err != nil {
+			return err
+		}
+		t.cmd = exec.Command(program, "worker", "--name", w.Command)
 		t.cmd.Args[0] = w.Command
 		t.cmd.Dir = "/"
 		t.cmd.Env = []string{"PATH=/usr/bin:/bin"}
