@@ -8,6 +8,13 @@ const (
 	KindService = "service"
 	KindDocker  = "docker"
 	KindSystem  = "system"
+
+	KindContainerd = "containerd"
+	KindKubernetes = "kubernetes"
+	KindVM         = "vm"
+	KindLXC        = "lxc"
+	// KindContainer is a container whose runtime cannot be told.
+	KindContainer = "container"
 )
 
 // Workload names who a piece of time belongs to, and how that is known.
