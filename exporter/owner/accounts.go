@@ -55,7 +55,7 @@ const (
 	accountPatience  = 30 * time.Second // a look-up that hangs longer is reported
 	maxAccounts      = 65536
 	maxAccountBytes  = 256
-	accountLookupers = 4
+	accountLookupers = 16 // that many look-ups may hang before the others wait
 )
 
 // HostAccounts knows the accounts of the host's name service (NSS), from
@@ -71,7 +71,7 @@ type HostAccounts struct {
 
 	mutex    sync.Mutex
 	accounts map[accountKey]*account
-	failure  string
+	failing  int // accounts whose last look-up failed
 }
 
 // accountKey is a uid, or a name if name is not empty.
@@ -87,6 +87,7 @@ type account struct {
 	askAt   time.Time
 	asking  bool
 	askedAt time.Time
+	failure string // why the last look-up said nothing of the account
 }
 
 // NewHostAccounts returns accounts that answer once Run runs.
@@ -108,10 +109,10 @@ func (h *HostAccounts) Generation() uint64 { return h.generation.Load() }
 func (h *HostAccounts) Failure() string {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
-	if h.failure != "" {
-		return h.failure
-	}
 	for _, a := range h.accounts {
+		if a.failure != "" {
+			return a.failure
+		}
 		if a.asking && h.now().Sub(a.askedAt) > accountPatience {
 			return "the host's name service does not answer"
 		}
@@ -138,12 +139,8 @@ func (h *HostAccounts) get(key accountKey) account {
 	defer h.mutex.Unlock()
 	a := h.accounts[key]
 	if a == nil {
-		if len(h.accounts) >= maxAccounts {
-			for k, old := range h.accounts {
-				if !old.asking {
-					delete(h.accounts, k)
-				}
-			}
+		if len(h.accounts) >= maxAccounts && !h.evict() {
+			return account{status: AccountWaiting}
 		}
 		a = &account{status: AccountWaiting, askAt: now}
 		h.accounts[key] = a
@@ -156,6 +153,17 @@ func (h *HostAccounts) get(key accountKey) account {
 		}
 	}
 	return *a
+}
+
+// evict makes room. Whoever starts containers can make up names without end:
+// they may not drive out those of people.
+func (h *HostAccounts) evict() bool {
+	for key, a := range h.accounts {
+		if !a.asking && a.failure == "" && a.status != AccountFound {
+			delete(h.accounts, key)
+		}
+	}
+	return len(h.accounts) < maxAccounts
 }
 
 // Run looks up what is wanted until ctx ends. A look-up that hangs inside the
@@ -195,13 +203,10 @@ func (h *HostAccounts) ask(key accountKey) {
 
 	now := h.now()
 	h.mutex.Lock()
-	a := h.accounts[key]
-	if a == nil {
-		a = &account{}
-		h.accounts[key] = a
-	}
+	a := h.accounts[key] // one that is being asked for is never evicted
 	before := *a
-	a.asking = false
+	failing := h.failing
+	a.asking, a.failure = false, ""
 	switch {
 	case err == nil:
 		a.uid, a.name, a.status, a.askAt = uint32(uid), text.Clean(found.Username, maxAccountBytes), AccountFound, now.Add(accountLife)
@@ -210,20 +215,26 @@ func (h *HostAccounts) ask(key accountKey) {
 	default:
 		// The directory is down: what was known stays, and nothing is taken for
 		// unknown.
-		a.askAt = now.Add(accountRetry)
+		a.failure, a.askAt = text.Clean(err.Error(), maxAccountBytes), now.Add(accountRetry)
 	}
+	if before.failure != "" {
+		h.failing--
+	}
+	if a.failure != "" {
+		h.failing++
+	}
+	failingNow := h.failing
 	changed := a.status != before.status || a.name != before.name || a.uid != before.uid
-	previous := h.failure
-	h.failure = ""
-	if err != nil && !unknown {
-		h.failure = err.Error()
-	}
-	failure := h.failure
 	h.mutex.Unlock()
 	if changed {
 		h.generation.Add(1)
 	}
-	if failure != "" && previous == "" {
+	// One line when it begins and one when it ends, however many accounts are
+	// asked for meanwhile.
+	switch {
+	case failing == 0 && failingNow > 0:
 		h.logger.Warn("the host's name service fails; users appear as uid:N meanwhile", "err", err)
+	case failing > 0 && failingNow == 0:
+		h.logger.Info("the host's name service answers again")
 	}
 }

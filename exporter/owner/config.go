@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"gpuledger/exporter/meter"
+	"gpuledger/exporter/procfs/text"
 )
 
 // Config is the site's way of naming users.
@@ -74,6 +77,9 @@ func DefaultConfig() Config {
 	}
 }
 
+// labelSource begins a source that is a container's label.
+const labelSource = "label:"
+
 // Validate says what in the configuration cannot be meant.
 func (c Config) Validate() error {
 	for i, step := range c.Steps {
@@ -95,9 +101,17 @@ func (c Config) Validate() error {
 		if rule.User == "" && rule.Project == "" && rule.Class == "" {
 			return fmt.Errorf("owner rule %q sets neither user nor project nor class", name)
 		}
+		for _, value := range []string{rule.User, rule.Project, rule.Class} {
+			if value != text.Clean(value, maxAccountBytes) {
+				return fmt.Errorf("owner rule %q: %q is longer than %d bytes or holds control characters", name, value, maxAccountBytes)
+			}
+		}
+		if _, ok := uidNotation(rule.User); rule.User == meter.UserUnattributed || strings.HasPrefix(rule.User, uidPrefix) && !ok {
+			return fmt.Errorf("owner rule %q: %q cannot be a user: give the account's name, or uid:N", name, rule.User)
+		}
 	}
 	for _, source := range slices.Concat(c.ProjectSources, c.ClassSources) {
-		if key, ok := strings.CutPrefix(source, "label:"); !ok || key == "" {
+		if key, ok := strings.CutPrefix(source, labelSource); !ok || key == "" {
 			return fmt.Errorf("owner sources: %q is not of the form label:KEY", source)
 		}
 	}
@@ -120,7 +134,7 @@ func (r Rule) matches(e Evidence) bool {
 			return false
 		}
 	}
-	return len(r.UIDs) == 0 || e.ProcessUID >= 0 && slices.Contains(r.UIDs, uint32(e.ProcessUID))
+	return len(r.UIDs) == 0 || isUID(e.ProcessUID) && slices.Contains(r.UIDs, uint32(e.ProcessUID))
 }
 
 func anyPattern(patterns []string, s string) bool {

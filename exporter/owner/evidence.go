@@ -41,8 +41,22 @@ type Container struct {
 	Labels          map[string]string
 	ImageLabels     map[string]string // those that come with the image
 	User            string            // what the container was started as
-	ImageUser       string            // the image's own; only if ImageKnown
-	ImageKnown      bool
+	ImageUser       string            // the image's own
+	ImageKnown      bool              // whether ImageLabels and ImageUser are known
+}
+
+// given is the label that whoever started the container gave it; empty if
+// there is none, or if it came with the image: such a label speaks of who
+// built that. Where the image is not known neither can be told.
+func (c *Container) given(key string) string {
+	if c == nil || !c.ImageKnown {
+		return ""
+	}
+	value := c.Labels[key]
+	if inherited, ok := c.ImageLabels[key]; ok && inherited == value {
+		return ""
+	}
+	return value
 }
 
 // Confidence is how good an answer is.
