@@ -83,6 +83,9 @@ func NewDocker(client *DockerClient, logger *slog.Logger) *Docker {
 	}
 }
 
+// Socket is the path of the engine's socket.
+func (d *Docker) Socket() string { return d.client.Socket() }
+
 // Generation grows whenever an answer of Lookup may have changed.
 func (d *Docker) Generation() uint64 { return d.generation.Load() }
 
