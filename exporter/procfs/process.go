@@ -90,10 +90,7 @@ func (fs *FS) Process(pid uint32) (*Handle, error) {
 		return unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	})
 	if err != nil {
-		if err == unix.ENOENT && fs.sameNamespace && unix.Kill(int(pid), 0) == unix.EPERM {
-			return nil, fmt.Errorf("%s: %w by hidepid", path, ErrHidden)
-		}
-		return nil, classify(path, err)
+		return nil, fs.classify(path, pid, err)
 	}
 	h := &Handle{fs: fs, pid: pid, directory: directory, pidfd: -1}
 	if fs.sameNamespace {
@@ -213,7 +210,8 @@ func (h *Handle) readFile(name string, limit int) ([]byte, error) {
 	}
 	fd, err := retry(func() (int, error) { return unix.Openat(h.directory, name, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
-		return nil, classify(h.path(name), err)
+		// With hidepid=2 the directory itself can be opened, and nothing in it.
+		return nil, h.fs.classify(h.path(name), h.pid, err)
 	}
 	defer unix.Close(fd)
 	buffer := make([]byte, 0, min(limit, 2048))
@@ -242,6 +240,16 @@ func retry(call func() (int, error)) (int, error) {
 			return n, err
 		}
 	}
+}
+
+// classify knows, beside what classify knows, the processes that hidepid=2
+// makes look as if they were not there: a signal tells them from those that
+// are gone.
+func (fs *FS) classify(path string, pid uint32, err error) error {
+	if err == unix.ENOENT && fs.sameNamespace && unix.Kill(int(pid), 0) == unix.EPERM {
+		return fmt.Errorf("%s: %w by hidepid; run as root or with CAP_SYS_PTRACE", path, ErrHidden)
+	}
+	return classify(path, err)
 }
 
 // classify keeps what is gone and what is hidden apart: the one is the course
