@@ -1,7 +1,10 @@
 package holders
 
 import (
+	"path"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"gpuledger/exporter/cgroup"
@@ -28,7 +31,7 @@ type Info struct {
 	Verdict  owner.Answer
 }
 
-// Attribute says whose a process is. Pending means that a better answer is on
+// Attribute says whose a process is, as of the newest Refresh. Pending means that a better answer is on
 // its way; nobody waits for it longer than 10 s after the process was first
 // seen.
 func (t *Table) Attribute(key meter.ProcessKey) meter.Attribution {
@@ -80,7 +83,8 @@ func (t *Table) resolve(p *process) {
 		Project: p.verdict.Project, Class: p.verdict.Class, AttributedBy: string(p.verdict.AttributedBy),
 	}
 	if p.verdict.System {
-		workload.Kind, workload.Name = meter.KindSystem, p.facts.Command
+		// The file's name, not comm: that one is cut and can be changed.
+		workload.Kind, workload.Name = meter.KindSystem, path.Base(p.facts.Executable)
 	}
 	waiting := place.waiting || p.verdict.Waiting
 	p.answer = meter.Attribution{Workload: workload, Pending: waiting && t.now().Sub(p.firstSeen) < lookupPatience}
@@ -95,14 +99,27 @@ type placement struct {
 
 // sessionUnits are services whose processes of ordinary users are those
 // users' own: one row a user, not one a session.
-var sessionUnits = []string{"cron.service", "crond.service", "atd.service", "ssh.service", "sshd.service", "systemd-logind.service"}
+var sessionUnits = []string{
+	"cron.service", "crond.service", "cronie.service", "anacron.service", "atd.service", "ssh.service", "sshd.service",
+	"dropbear.service", "systemd-logind.service", "xrdp.service", "xrdp-sesman.service",
+}
+
+// sessionUnit also knows the units that a socket starts for each connection.
+func sessionUnit(unit string) bool {
+	return slices.Contains(sessionUnits, unit) || strings.HasSuffix(unit, ".service") &&
+		(strings.HasPrefix(unit, "ssh@") || strings.HasPrefix(unit, "sshd@") || strings.HasPrefix(unit, "dropbear@"))
+}
 
 func (t *Table) place(p *process) placement {
 	chain := p.chain
+	_, inContainer := chain.Container()
+	// "/" on every line is no place: on cgroup v1 it is also where a process
+	// ends, and in a cgroup namespace of our own it is our own cgroup.
+	nowhere := chain.Root && (p.facts.Exiting() || !t.options.FS.InitialCgroupNamespace())
 	place := placement{evidence: owner.Evidence{
 		Kind: meter.KindHost, Unit: chain.Unit, SliceUID: -1, JobUID: -1,
 		ProcessUID: int64(p.facts.RealUID), EffectiveUID: int64(p.facts.EffectiveUID), LoginUID: p.facts.LoginUID,
-		HostProcess: len(p.facts.NSPID) <= 1 && !chain.Ambiguous,
+		HostProcess: len(p.facts.NSPID) <= 1 && !chain.Ambiguous && !inContainer && !nowhere,
 		Command:     p.facts.Command, Executable: p.facts.Executable, ExecutableUID: p.facts.ExecutableUID,
 		SystemSlice: chain.SystemSlice,
 	}}
@@ -111,62 +128,98 @@ func (t *Table) place(p *process) placement {
 	if chain.HasUID && !chain.UIDElsewhere {
 		evidence.SliceUID = int64(chain.UID)
 	}
-	if job := slices.IndexFunc(chain.Levels, func(l cgroup.Level) bool { return l.Kind == cgroup.LevelJob }); job == 0 {
-		evidence.Kind, evidence.Name = chain.Levels[0].System, chain.Levels[0].ID
-		evidence.JobUID, evidence.SliceUID = evidence.SliceUID, -1
-		if evidence.Kind == "slurm" {
-			place.detail.SlurmJob = evidence.Name
-		}
+	if len(chain.Levels) > 0 && chain.Levels[0].Kind == cgroup.LevelJob {
+		placeJob(&place, chain)
 		return place
 	}
-	if container, ok := chain.Container(); ok {
+	if level, ok := chain.Container(); ok {
+		t.placeContainer(&place, chain, level)
+		return place
+	}
+	if level, ok := chain.Outermost(); ok { // a pod without a container: its sandbox
 		evidence.HostProcess = false
-		t.placeContainer(&place, container)
+		evidence.Kind, evidence.Name = kindOf(level.System), short(level.ID)
 		return place
 	}
 	if len(chain.Levels) > 0 {
-		evidence.HostProcess = false
+		evidence.HostProcess = false // the shape of a container's cgroup, and no more
 		return place
 	}
 	if chain.HasUID || chain.Delegated || chain.Unit == "" || chain.Unit == "init.scope" {
 		return place
 	}
-	if slices.Contains(sessionUnits, chain.Unit) && evidence.ProcessUID >= int64(t.owner.MinimumHumanUID) {
+	person := t.owner.Human(evidence.ProcessUID) || evidence.ProcessUID == 0 && t.owner.Human(evidence.LoginUID)
+	if sessionUnit(chain.Unit) && person {
 		return place
 	}
 	evidence.Kind, evidence.Name = meter.KindService, chain.Unit
 	return place
 }
 
+// placeJob names a batch job. Its owner is the uid in the path, where that is
+// the scheduler's. A launcher that runs jobs below its own slice (flux) has
+// them run as their owners; and below a person's slice a job is the person's
+// own word, which makes it that person's.
+func placeJob(place *placement, chain cgroup.Chain) {
+	evidence := &place.evidence
+	evidence.Kind, evidence.Name = chain.Levels[0].System, chain.Levels[0].ID
+	if evidence.Kind == "slurm" {
+		place.detail.SlurmJob = evidence.Name
+	}
+	if !chain.Delegated {
+		evidence.JobUID, evidence.SliceUID = evidence.SliceUID, -1
+	}
+}
+
+// kindOf is the kind of workload that a runtime's containers are.
+func kindOf(runtime string) string {
+	switch runtime {
+	case cgroup.RuntimeKubernetes:
+		return meter.KindKubernetes
+	case cgroup.RuntimeUnknown:
+		return meter.KindContainer
+	case "nerdctl", "kata":
+		return meter.KindContainerd
+	case "qemu":
+		return meter.KindVM
+	case "libvirt-lxc":
+		return meter.KindLXC
+	}
+	return runtime
+}
+
+func short(id string) string { return id[:min(len(id), shortID)] }
+
 // placeContainer names a container. Whoever runs it knows the name; a name that
 // can't be had is the id's first part.
-func (t *Table) placeContainer(place *placement, level cgroup.Level) {
+func (t *Table) placeContainer(place *placement, chain cgroup.Chain, level cgroup.Level) {
 	evidence := &place.evidence
-	evidence.Kind, evidence.Name = level.System, level.ID
-	if len(evidence.Name) > shortID && level.Kind == cgroup.LevelContainer {
-		evidence.Name = evidence.Name[:shortID]
-	}
+	evidence.Kind, evidence.Name = kindOf(level.System), level.ID
 	if level.Kind == cgroup.LevelContainer {
-		place.detail.ContainerID = level.ID
+		evidence.Name, place.detail.ContainerID = short(level.ID), level.ID
+	}
+	// Whatever runs the containers of a pod, the pod is Kubernetes's.
+	pod := slices.ContainsFunc(chain.Levels, func(l cgroup.Level) bool {
+		return l.Kind == cgroup.LevelPod && l.System == cgroup.RuntimeKubernetes
+	})
+	if pod {
+		evidence.Kind = meter.KindKubernetes
 	}
 	switch level.System {
 	case meter.KindDocker, cgroup.RuntimeUnknown, cgroup.RuntimeKubernetes:
 	default:
 		return
 	}
-	container, status := t.lookup(level.ID)
+	container, status := t.lookup(chain, level.ID)
 	place.waiting = status == runtimes.StatusWaiting
-	if level.System == cgroup.RuntimeKubernetes {
-		evidence.Kind = "kubernetes"
-	}
 	if container.ID == "" {
 		return
 	}
-	if level.System == cgroup.RuntimeUnknown {
+	if !pod {
 		evidence.Kind = meter.KindDocker
-	}
-	if evidence.Kind == meter.KindDocker {
-		evidence.Name = container.Name
+		if container.Name != "" {
+			evidence.Name = container.Name
+		}
 	}
 	place.detail.ContainerName, place.detail.Image = container.Name, container.Image
 	evidence.Container = &owner.Container{
@@ -175,11 +228,15 @@ func (t *Table) placeContainer(place *placement, level cgroup.Level) {
 	}
 }
 
-// lookup asks all engines; the first that knows the container answers.
-func (t *Table) lookup(id string) (runtimes.Container, runtimes.Status) {
+// lookup asks all engines that can know the container; the first that does
+// answers.
+func (t *Table) lookup(chain cgroup.Chain, id string) (runtimes.Container, runtimes.Status) {
 	status := runtimes.StatusMissing
 	best := runtimes.Container{}
 	for _, docker := range t.options.Docker {
+		if !mayKnow(docker.Socket(), chain) {
+			continue
+		}
 		container, one := docker.Lookup(id)
 		if one == runtimes.StatusFound {
 			return container, one
@@ -192,4 +249,26 @@ func (t *Table) lookup(id string) (runtimes.Container, runtimes.Status) {
 		}
 	}
 	return best, status
+}
+
+// mayKnow keeps people's own engines and the host's apart. A person can make a
+// cgroup with the id of another's container below the own slice, and an engine
+// that a person runs can answer to any id.
+func mayKnow(socket string, chain cgroup.Chain) bool {
+	of, own := engineUID(socket)
+	if chain.Delegated || own {
+		return own && chain.Delegated && chain.HasUID && of == strconv.FormatUint(uint64(chain.UID), 10)
+	}
+	return true
+}
+
+// engineUID is whose engine a socket below a person's runtime directory is.
+func engineUID(socket string) (uid string, own bool) {
+	for _, runtime := range []string{"/run/user/", "/var/run/user/"} {
+		if rest, ok := strings.CutPrefix(path.Clean(socket), runtime); ok {
+			uid, _, own = strings.Cut(rest, "/")
+			return uid, own
+		}
+	}
+	return "", false
 }

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// rereadWithin is how soon a change of cgroup is seen: jobs get adopted.
+	// rereadWithin is how soon a change of cgroup, uid or program is seen.
 	rereadWithin = 10 * time.Second
 	// rememberedFor is how long a process that no card lists any more can be
 	// asked about: intervals wait up to 10 s for their names.
@@ -34,8 +34,9 @@ const (
 	// maxCommandLine bounds what is kept of a command line, in bytes.
 	maxCommandLine = 1024
 	// startSlackUS is how much later than a reading a listed process may seem
-	// to have started: start times are in ticks of 10 ms.
-	startSlackUS = 50_000
+	// to have started. Start times are floored to ticks of 10 ms, so it is only
+	// for the clocks not being read at one instant.
+	startSlackUS = 1_000
 )
 
 // Options of a Table.
@@ -58,11 +59,11 @@ type Table struct {
 
 	processes              map[meter.ProcessKey]*process
 	current                map[uint32]*process // newest process of each PID
-	turn                   []*process          // whose cgroup is read again next, in order
+	turn                   []*process          // living ones, that read longest ago first
 	turnAt                 time.Time
 	polled                 []unix.PollFd
 	pollees                []*process
-	listed                 map[uint32]int64 // PIDs of the pass at hand: monotonic time of their reading
+	listed                 map[uint32]int64 // PIDs of the pass at hand: monotonic time at which their reading ended
 	gone                   map[uint32]bool  // listed, but not in /proc, at the last pass
 	hidden                 map[uint32]bool
 	goneCount, hiddenCount int64
@@ -77,9 +78,13 @@ type process struct {
 	chain       cgroup.Chain
 	commandLine string
 	startedAt   time.Time
+	startUS     int64 // CLOCK_MONOTONIC
 	firstSeen   time.Time
 	lastListed  time.Time
+	readAt      time.Time
 	zombie      bool
+	// before had the PID before this process, if a card may still mean it.
+	before *process
 
 	resolved   bool
 	generation uint64
@@ -136,7 +141,7 @@ func (p *process) end() {
 }
 
 // Refresh takes in the PIDs of a pass: new ones are read, ended ones noticed,
-// and the cgroups of the others read again in turn.
+// and the others read again in turn.
 func (t *Table) Refresh(_ context.Context, pass gpu.Pass) {
 	now := t.now()
 	clear(t.listed)
@@ -179,14 +184,20 @@ func (t *Table) Refresh(_ context.Context, pass gpu.Pass) {
 	}
 }
 
+// endUS is when a reading was whole: a process that started later is not one
+// that it lists.
+func endUS(reading *gpu.Reading) int64 { return reading.At.MonotonicUS + max(0, reading.TookUS) }
+
 func (t *Table) list(reading *gpu.Reading) {
-	for _, process := range reading.Processes {
-		t.listed[process.PID] = reading.At.MonotonicUS
-	}
-	for _, instance := range reading.Instances {
-		for _, process := range instance.Processes {
-			t.listed[process.PID] = reading.At.MonotonicUS
+	end := endUS(reading)
+	add := func(processes []gpu.Process) {
+		for _, process := range processes {
+			t.listed[process.PID] = max(t.listed[process.PID], end)
 		}
+	}
+	add(reading.Processes)
+	for _, instance := range reading.Instances {
+		add(instance.Processes)
 	}
 }
 
@@ -235,25 +246,41 @@ func (t *Table) admit(pid uint32, listedUS int64, now time.Time) error {
 	}
 	key := meter.ProcessKey{PID: pid, StartTicks: facts.StartTicks}
 	if known != nil && known.key == key {
-		handle.Close()
-		known.zombie = facts.Zombie()
+		if known.zombie = facts.Zombie(); known.zombie {
+			handle.Close()
+		} else {
+			known.handle = handle // it lives after all
+			t.takeTurn(known, now)
+		}
 		return nil
 	}
-	if t.options.FS.StartMonotonicUS(facts.StartTicks) > listedUS+startSlackUS {
+	startUS := t.options.FS.StartMonotonicUS(facts.StartTicks)
+	if startUS > listedUS+startSlackUS {
 		// It started after the card listed the number: not the one meant.
 		handle.Close()
 		return procfs.ErrGone
 	}
 	p := &process{
 		key: key, handle: handle, facts: facts, chain: cgroup.Parse(facts.Cgroup), zombie: facts.Zombie(),
-		startedAt: t.options.FS.StartTime(facts.StartTicks), firstSeen: now, lastListed: now,
+		commandLine: commandLine(handle), startedAt: t.options.FS.StartTime(facts.StartTicks), startUS: startUS,
+		firstSeen: now, lastListed: now, before: known,
 	}
-	p.commandLine = commandLine(handle)
-	if p.zombie {
-		p.end()
+	if known != nil {
+		known.before = nil
 	}
 	t.processes[key], t.current[pid] = p, p
+	if p.zombie {
+		p.end()
+	} else {
+		t.takeTurn(p, now)
+	}
 	return nil
+}
+
+// takeTurn puts a process that has just been read at the end of the turn.
+func (t *Table) takeTurn(p *process, now time.Time) {
+	p.readAt = now
+	t.turn = append(t.turn, p)
 }
 
 // commandLine is kept in memory for the owner and root to see; it is empty if
@@ -275,51 +302,66 @@ func commandLine(handle *procfs.Handle) string {
 	return line
 }
 
-// reread reads the cgroups of some processes again, so that every one is read
-// within rereadWithin.
+// reread reads some processes again, those first that were read longest ago,
+// so that every one is read within rereadWithin: jobs get adopted, and a
+// process can change its uids and its program. The work is spread evenly over
+// the passes.
 func (t *Table) reread(now time.Time) {
-	elapsed := min(now.Sub(t.turnAt), rereadWithin)
-	if elapsed <= 0 {
-		t.turnAt = now
-		return
+	elapsed := now.Sub(t.turnAt)
+	if t.turnAt.IsZero() || elapsed < 0 {
+		elapsed = 0
 	}
-	count := (len(t.current)*int(elapsed/time.Millisecond) + int(rereadWithin/time.Millisecond) - 1) / int(rereadWithin/time.Millisecond)
 	t.turnAt = now
-	for ; count > 0; count-- {
-		if len(t.turn) == 0 {
-			for _, p := range t.current {
-				t.turn = append(t.turn, p)
-			}
-			if len(t.turn) == 0 {
-				return
-			}
+	elapsed = min(elapsed, rereadWithin)
+	even := (len(t.turn)*int(elapsed/time.Millisecond) + int(rereadWithin/time.Millisecond) - 1) / int(rereadWithin/time.Millisecond)
+	// Those that would be late at the next pass are read whatever their number.
+	late := now.Add(elapsed - rereadWithin)
+	for remaining := len(t.turn); remaining > 0; remaining-- {
+		p := t.turn[0]
+		if p.handle != nil && even <= 0 && !p.readAt.Before(late) {
+			return
 		}
-		p := t.turn[len(t.turn)-1]
-		t.turn = t.turn[:len(t.turn)-1]
+		t.turn = t.turn[1:]
 		if p.handle == nil {
-			continue
+			continue // ended: only its name is left
 		}
-		content, err := p.handle.Cgroup()
-		if err != nil || content == p.facts.Cgroup {
-			continue // that it has ended is noticed at the next pass
-		}
-		// On cgroup v1 a process that is exiting has left its cgroup already.
-		facts, err := p.handle.Read()
-		if err != nil || facts.Exiting() {
-			continue
-		}
-		p.facts, p.chain, p.resolved = facts, cgroup.Parse(facts.Cgroup), false
+		even--
+		t.readAgain(p)
+		t.takeTurn(p, now)
 	}
+}
+
+// readAgain takes in what has changed of a living process.
+func (t *Table) readAgain(p *process) {
+	// Names and owners, too, are asked for again: who could not be named may
+	// have got an account, or a container a name, with nobody to tell us.
+	p.resolved = false
+	facts, err := p.handle.Read()
+	if err != nil || facts.Exiting() {
+		return // on cgroup v1 it has left its cgroup already; its end is noticed at the next pass
+	}
+	if facts.Executable != p.facts.Executable || facts.Command != p.facts.Command {
+		p.commandLine = commandLine(p.handle)
+	}
+	if facts.Cgroup != p.facts.Cgroup {
+		p.chain = cgroup.Parse(facts.Cgroup)
+	}
+	p.facts = facts
 }
 
 // Keys says which process each PID of a reading is, as of the newest Refresh.
 // A PID that was never seen in /proc has start time 0.
 func (t *Table) Keys(reading gpu.Reading) map[uint32]meter.ProcessKey {
 	keys := make(map[uint32]meter.ProcessKey, len(reading.Processes))
+	end := endUS(&reading) + startSlackUS
 	add := func(processes []gpu.Process) {
 		for _, process := range processes {
+			p := t.current[process.PID]
+			if p != nil && p.startUS > end {
+				p = p.before // another card listed the number after it was given away
+			}
 			keys[process.PID] = meter.ProcessKey{PID: process.PID}
-			if p := t.current[process.PID]; p != nil {
+			if p != nil {
 				keys[process.PID] = p.key
 			}
 		}
