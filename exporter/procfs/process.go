@@ -165,6 +165,19 @@ func (h *Handle) Stat() (Stat, error) {
 	return s, nil
 }
 
+// EffectiveUID is the process's effective uid now. It is the cheapest sign
+// that a process has changed its uids.
+func (h *Handle) EffectiveUID() (uint32, error) {
+	if h.directory < 0 {
+		return 0, fmt.Errorf("%s: %w", h.path(""), ErrGone)
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(h.directory, &stat); err != nil {
+		return 0, h.fs.classify(h.path(""), h.pid, err)
+	}
+	return stat.Uid, nil
+}
+
 // Cgroup reads the text of the process's cgroup file.
 func (h *Handle) Cgroup() (string, error) {
 	data, err := h.readFile("cgroup", maxCgroupBytes)
