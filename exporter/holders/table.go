@@ -22,8 +22,10 @@ import (
 )
 
 const (
-	// rereadWithin is how soon a change of cgroup, uid or program is seen.
+	// rereadWithin is how soon a change of cgroup or uid is seen.
 	rereadWithin = 10 * time.Second
+	// readWholeWithin is how soon any other change is: of the program, say.
+	readWholeWithin = time.Minute
 	// rememberedFor is how long a process that no card lists any more can be
 	// asked about: intervals wait up to 10 s for their names.
 	rememberedFor = time.Minute
@@ -82,6 +84,7 @@ type process struct {
 	firstSeen   time.Time
 	lastListed  time.Time
 	readAt      time.Time
+	readWholeAt time.Time
 	zombie      bool
 	// before had the PID before this process, if a card may still mean it.
 	before *process
@@ -263,7 +266,7 @@ func (t *Table) admit(pid uint32, listedUS int64, now time.Time) error {
 	p := &process{
 		key: key, handle: handle, facts: facts, chain: cgroup.Parse(facts.Cgroup), zombie: facts.Zombie(),
 		commandLine: commandLine(handle), startedAt: t.options.FS.StartTime(facts.StartTicks), startUS: startUS,
-		firstSeen: now, lastListed: now, before: known,
+		firstSeen: now, lastListed: now, readWholeAt: now, before: known,
 	}
 	if known != nil {
 		known.before = nil
@@ -326,16 +329,27 @@ func (t *Table) reread(now time.Time) {
 			continue // ended: only its name is left
 		}
 		even--
-		t.readAgain(p)
+		t.readAgain(p, now)
 		t.takeTurn(p, now)
 	}
 }
 
 // readAgain takes in what has changed of a living process.
-func (t *Table) readAgain(p *process) {
+func (t *Table) readAgain(p *process, now time.Time) {
 	// Names and owners, too, are asked for again: who could not be named may
 	// have got an account, or a container a name, with nobody to tell us.
 	p.resolved = false
+	if now.Sub(p.readWholeAt) < readWholeWithin {
+		content, err := p.handle.Cgroup()
+		if err != nil {
+			return
+		}
+		uid, err := p.handle.EffectiveUID()
+		if err != nil || content == p.facts.Cgroup && uid == p.facts.EffectiveUID {
+			return
+		}
+	}
+	p.readWholeAt = now
 	facts, err := p.handle.Read()
 	if err != nil || facts.Exiting() {
 		return // on cgroup v1 it has left its cgroup already; its end is noticed at the next pass

@@ -296,7 +296,8 @@ func TestChangeOfUserAndProgramIsNoticed(t *testing.T) {
 		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.pid))
 		return string(comm) == "sleep\n"
 	})
-	r.turn(c.pid)
+	r.clock = r.clock.Add(readWholeWithin)
+	r.pass(c.pid)
 	if info := r.Info(key); info.Command != "sleep" || info.CommandLine != "sleep 3600" || filepath.Base(info.Evidence.Executable) == filepath.Base(os.Args[0]) {
 		t.Errorf("after exec it is %+v", info)
 	}
