@@ -118,6 +118,25 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("got %+v, want %+v", p.answer.Workload, want)
 		}
 	})
+	t.Run("root of our own cgroup namespace", func(t *testing.T) {
+		defer func(fs *procfs.FS) { r.options.FS = fs }(r.options.FS)
+		for _, test := range []struct {
+			fs   *procfs.FS
+			want string
+		}{
+			{r.options.FS, "alice"},
+			{&procfs.FS{}, "unattributed"}, // one that is not known to be the initial one
+		} {
+			if !r.options.FS.InitialCgroupNamespace() {
+				missing(t, "the initial cgroup namespace")
+			}
+			p := &process{facts: procfs.Process{RealUID: 4711, LoginUID: -1, ExecutableUID: -1}, chain: chainOf("0::/\n")}
+			r.options.FS = test.fs
+			if r.resolve(p); p.answer.Workload.User != test.want {
+				t.Errorf("got %+v, want %s", p.answer.Workload, test.want)
+			}
+		}
+	})
 	t.Run("zombie on cgroup v1", func(t *testing.T) {
 		p := &process{
 			facts: procfs.Process{RealUID: 4711, LoginUID: -1, ExecutableUID: -1, Stat: procfs.Stat{State: 'Z'}},

@@ -305,32 +305,56 @@ func TestChangeOfUserAndProgramIsNoticed(t *testing.T) {
 
 // Whatever comes and goes, nothing that lives waits longer than a turn.
 func TestEverythingIsReadInTurn(t *testing.T) {
+	for _, interval := range []time.Duration{100 * time.Millisecond, time.Second, 3 * time.Second} {
+		t.Run(interval.String(), func(t *testing.T) { readInTurn(t, interval) })
+	}
+}
+
+func readInTurn(t *testing.T, interval time.Duration) {
 	r := newRig(t)
 	var alive []*child
-	for second := range 60 {
-		for range second * 7 % 5 {
+	for i := range 60 {
+		for range i * 7 % 5 {
 			alive = append(alive, sleeper(t, uint32(os.Geteuid())))
 		}
 		if len(alive) > 12 {
-			for _, c := range alive[second%3 : second%3+5] {
+			for _, c := range alive[i%3 : i%3+5] {
 				c.kill()
 				c.reap()
 			}
-			alive = append(alive[:second%3], alive[second%3+5:]...)
+			alive = append(alive[:i%3], alive[i%3+5:]...)
 		}
 		pids := make([]uint32, len(alive))
 		for i, c := range alive {
 			pids[i] = c.pid
 		}
-		r.clock = r.clock.Add(time.Second)
+		r.clock = r.clock.Add(interval)
 		r.pass(pids...)
 		for _, p := range r.processes {
 			if age := r.clock.Sub(p.readAt); p.handle != nil && age > rereadWithin {
-				t.Fatalf("second %d: a process was last read %v ago", second, age)
+				t.Fatalf("pass %d: a process was last read %v ago", i, age)
 			}
 		}
 		if len(r.Table.turn) > len(r.processes) {
-			t.Fatalf("second %d: %d take turns of %d known", second, len(r.Table.turn), len(r.processes))
+			t.Fatalf("pass %d: %d take turns of %d known", i, len(r.Table.turn), len(r.processes))
+		}
+	}
+}
+
+// The last of ten would come at 12 s if passes of 3 s each read three.
+func TestNobodyIsLateForCoarsePasses(t *testing.T) {
+	r := newRig(t)
+	pids := make([]uint32, 10)
+	for i := range pids {
+		pids[i] = sleeper(t, uint32(os.Geteuid())).pid
+	}
+	for i := range 20 {
+		r.clock = r.clock.Add(3 * time.Second)
+		r.pass(pids...)
+		for _, p := range r.processes {
+			if age := r.clock.Sub(p.readAt); age > rereadWithin {
+				t.Fatalf("pass %d: a process was last read %v ago", i, age)
+			}
 		}
 	}
 }

@@ -230,6 +230,7 @@ func TestResolve(t *testing.T) {
 		{"rule comes first", process(1001, inSlice(1001)), testConfig(rules(Rule{Name: "r", UIDs: []uint32{1001}, User: "bob"})), disagrees(ruled(StepRule, "r", "bob", 1002))},
 		{"rule that agrees", process(1001, inSlice(1001)), testConfig(rules(Rule{Name: "r", User: "alice"})), ruled(StepRule, "r", "alice", 1001)},
 		{"rule that agrees with a slow name", process(slowUID, inSlice(slowUID)), testConfig(rules(Rule{Name: "r", User: "uid:1099"})), ruled(StepRule, "r", "uid:1099", slowUID)},
+		{"rule that agrees by uid", process(1001, inSlice(1001)), testConfig(rules(Rule{Name: "r", User: "uid:1001"})), ruled(StepRule, "r", "uid:1001", 1001)},
 		{"rule for the last comes last", process(1001, inSlice(1001)), testConfig(rules(Rule{Name: "r", Last: true, User: "bob"})), disagrees(by(StepUserSlice, "alice", 1001, ConfidenceHigh))},
 		{"rule for the last where nobody knows", process(0, service("x.service")), testConfig(rules(Rule{Name: "r", Last: true, Units: []string{"x.*"}, User: "bob"})), ruled(StepRuleLast, "r", "bob", 1002)},
 		{"first rule that matches", container(0), testConfig(rules(Rule{Name: "a", Kinds: []string{"host"}, User: "bob"}, Rule{Name: "b", Images: []string{"pytorch*"}, User: "alice"}, Rule{Name: "c", User: "bob"})), ruled(StepRule, "b", "alice", 1001)},
