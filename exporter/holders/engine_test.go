@@ -1,6 +1,7 @@
 package holders
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,11 +15,12 @@ import (
 
 const someID = "7951fb549ab99e0722a949b6c121634e1f3a36b5bacbe5392991e3b12251e6b8"
 
-// contained is a process in a cgroup as Docker makes it.
+// contained is a process in a cgroup as Docker makes it, below a parent of our
+// own: a real engine may be at work.
 func contained(t *testing.T, id string) *child {
 	t.Helper()
 	c := sleeper(t, 0)
-	inCgroup(t, c, "/docker/"+id)
+	inCgroup(t, c, fmt.Sprintf("/gpuledger-test-%d/docker/%s", os.Getpid(), id))
 	return c
 }
 
