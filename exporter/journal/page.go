@@ -105,9 +105,9 @@ func readPage(ctx context.Context, db *sql.DB, after Cursor, limit int, take fun
 			return Page{}, 0, fmt.Errorf("look for the cursor's row: %w", err)
 		}
 	}
-	next := afterSeq
 	page.Next = after
-	if next, link, err = takeRows(ctx, tx, afterSeq, limit, take); err != nil {
+	next, link, err := takeRows(ctx, tx, afterSeq, limit, take)
+	if err != nil {
 		return Page{}, 0, err
 	}
 	if next != afterSeq {

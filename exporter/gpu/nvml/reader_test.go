@@ -226,9 +226,9 @@ func TestLossMakesCardsDown(t *testing.T) {
 	s.GPUs[1].Values = lab.Values{lab.Fail: 4}
 	s.GPUs[2].Values = lab.Values{lab.Lost: 1}
 	n.write(s)
-	pass := n.wait("a card lost", state(2, gpu.StateDown, gpu.DownLost))
-	pass = n.wait("a card to reset", state(0, gpu.StateDown, gpu.DownResetRequired))
-	pass = n.wait("a card refused", state(1, gpu.StateDown, gpu.DownRefused))
+	n.wait("a card lost", state(2, gpu.StateDown, gpu.DownLost))
+	n.wait("a card to reset", state(0, gpu.StateDown, gpu.DownResetRequired))
+	pass := n.wait("a card refused", state(1, gpu.StateDown, gpu.DownRefused))
 	if r := reading(pass, 3); r == nil || r.State != gpu.StateGood {
 		t.Errorf("healthy card %+v", r)
 	}
