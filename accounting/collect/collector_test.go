@@ -270,9 +270,12 @@ func TestTroubleIsNamedAndLosesNothing(t *testing.T) {
 		trouble func(w http.ResponseWriter, r *http.Request) bool
 		want    string
 	}{
-		"cut off":       {func(w http.ResponseWriter, _ *http.Request) bool { fmt.Fprint(w, line); panic(http.ErrAbortHandler) }, "EOF"},
-		"no trailers":   {func(w http.ResponseWriter, _ *http.Request) bool { fmt.Fprint(w, line); return true }, "no trailer Next-Cursor"},
-		"busy":          {func(w http.ResponseWriter, _ *http.Request) bool { http.Error(w, "later", http.StatusServiceUnavailable); return true }, `503 Service Unavailable: "later"`},
+		"cut off":     {func(w http.ResponseWriter, _ *http.Request) bool { fmt.Fprint(w, line); panic(http.ErrAbortHandler) }, "EOF"},
+		"no trailers": {func(w http.ResponseWriter, _ *http.Request) bool { fmt.Fprint(w, line); return true }, "no trailer Next-Cursor"},
+		"busy": {func(w http.ResponseWriter, _ *http.Request) bool {
+			http.Error(w, "later", http.StatusServiceUnavailable)
+			return true
+		}, `503 Service Unavailable: "later"`},
 		"gone for ever": {func(w http.ResponseWriter, _ *http.Request) bool { http.Error(w, "", http.StatusGone); return true }, "does not have the row"},
 		"not rows":      {func(w http.ResponseWriter, _ *http.Request) bool { trailers(w, "<html>\n", "x"); return true }, "line 1: not a JSON object"},
 		"stuck": {func(w http.ResponseWriter, r *http.Request) bool {
