@@ -19,12 +19,19 @@ const insertUsage = `INSERT INTO usage (
 	memory_kib_seconds, memory_known_us, energy_mj, peak_memory_bytes, peak_temperature_c, estimated
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
 
-// isThere finds a row with this key, and says whether its content is this too.
+// isThere finds the content of the row with this key, and says whether it is
+// at the same place and attributed the same way.
 const isThere = `SELECT
-	placement = ? AND attribution = ?
-	AND gpu_us = ? AND share_us = ? AND held_us = ? AND reserved_us = ? AND active_us = ? AND active_known_us = ? AND idle_us = ?
-	AND memory_kib_seconds = ? AND memory_known_us = ? AND energy_mj = ? AND peak_memory_bytes = ? AND peak_temperature_c = ? AND estimated = ?
+	placement = ?, attribution = ?,
+	gpu_us, share_us, held_us, reserved_us, active_us, active_known_us, idle_us,
+	memory_kib_seconds, memory_known_us, energy_mj, peak_memory_bytes, peak_temperature_c, estimated
 FROM usage WHERE bucket = ? AND device = ? AND holder = ? AND run = ?`
+
+const supersedeUsage = `UPDATE usage SET
+	attribution = ?, ingest = ?,
+	gpu_us = ?, share_us = ?, held_us = ?, reserved_us = ?, active_us = ?, active_known_us = ?, idle_us = ?,
+	memory_kib_seconds = ?, memory_known_us = ?, energy_mj = ?, peak_memory_bytes = ?, peak_temperature_c = ?, estimated = ?
+WHERE bucket = ? AND device = ? AND holder = ? AND run = ?`
 
 // Insert lets rows in that come from a file. Rows that are there already change
 // nothing.
@@ -165,18 +172,27 @@ func (s *Store) insertRow(ctx context.Context, tx *sql.Tx, insert, there *sql.St
 	if count, err := done.RowsAffected(); err != nil || count == 1 {
 		return count == 1, nil, err
 	}
-	var same bool
-	err = there.QueryRowContext(ctx, n.placement, n.attribution,
-		row.GPUUS, row.ShareUS, row.HeldUS, row.ReservedUS, row.ActiveUS, row.ActiveKnownUS, row.IdleUS,
-		row.MemoryKiBSeconds, row.MemoryKnownUS, row.EnergyMJ, row.PeakMemoryBytes, row.PeakTemperatureC, row.Estimated,
-		bucket, n.device, n.holder, n.run).Scan(&same)
+	have := *row
+	var samePlace, sameAttribution bool
+	err = there.QueryRowContext(ctx, n.placement, n.attribution, bucket, n.device, n.holder, n.run).Scan(&samePlace, &sameAttribution,
+		&have.GPUUS, &have.ShareUS, &have.HeldUS, &have.ReservedUS, &have.ActiveUS, &have.ActiveKnownUS, &have.IdleUS,
+		&have.MemoryKiBSeconds, &have.MemoryKnownUS, &have.EnergyMJ, &have.PeakMemoryBytes, &have.PeakTemperatureC, &have.Estimated)
 	if err != nil {
 		return false, nil, err
 	}
-	if !same {
-		return false, &ledger.Fault{Reason: ledger.ReasonConflict, Detail: "a row with the same key and other content is in the ledger already"}, nil
+	switch {
+	case samePlace && sameAttribution && ledger.SameContent(row, &have):
+		return false, nil, nil
+	case samePlace && ledger.Supersedes(&have, row):
+		return false, nil, nil
+	case samePlace && ledger.Supersedes(row, &have):
+		_, err = tx.ExecContext(ctx, supersedeUsage, n.attribution, ingest,
+			row.GPUUS, row.ShareUS, row.HeldUS, row.ReservedUS, row.ActiveUS, row.ActiveKnownUS, row.IdleUS,
+			row.MemoryKiBSeconds, row.MemoryKnownUS, row.EnergyMJ, row.PeakMemoryBytes, row.PeakTemperatureC, row.Estimated,
+			bucket, n.device, n.holder, n.run)
+		return err == nil, nil, err
 	}
-	return false, nil, nil
+	return false, &ledger.Fault{Reason: ledger.ReasonConflict, Detail: "a row with the same key and other content is in the ledger already"}, nil
 }
 
 // quarantineRow keeps a row aside and returns 1, or 0 if it is there already.

@@ -176,7 +176,7 @@ func TestQuarantine(t *testing.T) {
 		row    usage.Row
 		reason string
 	}{
-		"other content":  {with(func(r *usage.Row) { r.Bucket = start; r.GPUUS-- }), ledger.ReasonConflict},
+		"other content":  {with(func(r *usage.Row) { r.Bucket = start; r.GPUUS--; r.EnergyMJ++ }), ledger.ReasonConflict},
 		"other node":     {with(func(r *usage.Row) { r.Node = "gpu02" }), ledger.ReasonNode},
 		"future":         {with(func(r *usage.Row) { r.Bucket = later.Add(75 * time.Minute) }), ledger.ReasonFuture},
 		"no clock":       {with(func(r *usage.Row) { r.Bucket = time.Unix(900, 0) }), ledger.ReasonPast},
@@ -213,6 +213,33 @@ func TestQuarantine(t *testing.T) {
 				t.Errorf("%d rows are counted", got.Rows)
 			}
 		})
+	}
+}
+
+// TestTheLaterStateStands: a journal restored from a copy made in mid-run ends
+// its rows early. Whichever state comes first, the larger one is counted.
+func TestTheLaterStateStands(t *testing.T) {
+	early := row("gpu01", "r1", "GPU-a", start, 300)
+	late := row("gpu01", "r1", "GPU-a", start, 900)
+	late.PeakTemperatureC++
+	want := ""
+	for _, order := range [][]usage.Row{{late}, {late, early}, {early, late}, {early, late, early}} {
+		store := openNew(t)
+		for _, one := range order {
+			if result := insert(t, store, one); result.Quarantined != 0 {
+				t.Errorf("quarantined: %+v", result)
+			}
+		}
+		got := audit(t, store)
+		if got.Rows != 1 {
+			t.Errorf("%d rows", got.Rows)
+		}
+		if want == "" {
+			want = got.ContentHash
+		}
+		if got.ContentHash != want {
+			t.Errorf("order %d gives another ledger", len(order))
+		}
 	}
 }
 

@@ -60,7 +60,8 @@ CREATE TABLE ingest (
     quarantined INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- Rows, in order of time. Never changed once there.
+-- Rows, in order of time. Once there a row is only ever replaced by a later
+-- state of itself.
 CREATE TABLE usage (
     bucket             INTEGER NOT NULL, -- epoch seconds
     device             INTEGER NOT NULL REFERENCES device (id),
