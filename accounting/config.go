@@ -20,15 +20,18 @@ import (
 
 	"gpuledger/accounting/billing"
 	"gpuledger/accounting/collect"
+	"gpuledger/accounting/web"
 )
 
 // Defaults of the configuration.
 const (
 	DefaultConfigFile = "/etc/gpuledger/gpu-accounting.yml"
 	DefaultListen     = "127.0.0.1:10095"
-	DefaultLedger     = "sqlite:///var/lib/gpu-accounting/ledger.db"
+	DefaultLedger     = "sqlite://" + defaultLedgerPath
 	DefaultInterval   = time.Minute
 )
+
+const defaultLedgerPath = "/var/lib/gpu-accounting/ledger.db"
 
 const maxConfigBytes = 16 << 20
 
@@ -240,8 +243,22 @@ func (f *file) check(where *configFile, dir string) (*Config, error) {
 	if len(c.Listen) == 0 {
 		c.Listen = []string{DefaultListen}
 	}
+	for i, address := range c.Listen {
+		key := "listen"
+		if len(c.Listen) > 1 {
+			key = fmt.Sprintf("listen[%d]", i)
+		}
+		if err := web.CheckAddress(address); err != nil {
+			wrong(key, err)
+		}
+	}
 	if c.Admins == nil {
 		c.Admins = []string{"root"}
+	}
+	for i, admin := range c.Admins {
+		if strings.TrimSpace(admin) == "" {
+			wrong(fmt.Sprintf("access.admins[%d]", i), errors.New("must not be empty"))
+		}
 	}
 	ledgerURL := f.Ledger.URL
 	if ledgerURL == "" {
@@ -286,6 +303,18 @@ func (f *file) check(where *configFile, dir string) (*Config, error) {
 	}
 	if f.Access.Proxy.Header != "" || f.Access.Proxy.Socket != "" {
 		wrong("access.proxy", billing.ErrNotSupported)
+	}
+	// Read and without effect, these would promise what nobody keeps.
+	if f.Billing.MinimumCoverage != "" {
+		wrong("billing.minimum_coverage", billing.ErrNotSupported)
+	}
+	for i, account := range f.Accounts {
+		if account.Managers != nil {
+			wrong(fmt.Sprintf("accounts[%d].managers", i), billing.ErrNotSupported)
+		}
+		if account.Budget != "" {
+			wrong(fmt.Sprintf("accounts[%d].budget", i), billing.ErrNotSupported)
+		}
 	}
 	if f.Metrics.Cost != "" {
 		wrong("metrics.cost", billing.ErrNotSupported)

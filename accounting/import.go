@@ -20,7 +20,7 @@ import (
 // run again. It writes to out what became of each file, and ends with the first
 // file that can't be read to its end.
 func Import(ctx context.Context, config *Config, files []string, now func() time.Time, in io.Reader, out io.Writer) (err error) {
-	store, err := sqlite.Open(ctx, config.LedgerPath)
+	store, err := openLedger(ctx, config)
 	if err != nil {
 		return err
 	}

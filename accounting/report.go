@@ -25,7 +25,7 @@ type ReportOptions struct {
 // Report writes a month's statement. What a reader of it must know beside,
 // such as rows in quarantine, goes to notes.
 func Report(ctx context.Context, config *Config, options ReportOptions, now time.Time, out, notes io.Writer) (err error) {
-	store, err := sqlite.Open(ctx, config.LedgerPath)
+	store, err := openLedger(ctx, config)
 	if err != nil {
 		return err
 	}

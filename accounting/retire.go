@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"gpuledger/accounting/ledger/sqlite"
 )
 
 // RetireNode ends the time in service of all cards of a node, at the end of the
 // bucket that at falls in, and returns when that is.
 func RetireNode(ctx context.Context, config *Config, node string, at, now time.Time) (when time.Time, err error) {
-	store, err := sqlite.Open(ctx, config.LedgerPath)
+	store, err := openLedger(ctx, config)
 	if err != nil {
 		return when, err
 	}
@@ -22,7 +20,7 @@ func RetireNode(ctx context.Context, config *Config, node string, at, now time.T
 // RetireDevice ends the time in service of one card, by its UUID, at the end of
 // the bucket that at falls in, and returns when that is.
 func RetireDevice(ctx context.Context, config *Config, card string, at, now time.Time) (when time.Time, err error) {
-	store, err := sqlite.Open(ctx, config.LedgerPath)
+	store, err := openLedger(ctx, config)
 	if err != nil {
 		return when, err
 	}

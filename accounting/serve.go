@@ -36,7 +36,7 @@ func Serve(ctx context.Context, config *Config, options ServeOptions) (err error
 	if err := toolkit.Validate(options.WebConfigFile); err != nil {
 		return fmt.Errorf("web configuration: %w", err)
 	}
-	store, err := sqlite.Open(ctx, config.LedgerPath)
+	store, err := openLedger(ctx, config)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 
 	"gpuledger/accounting/billing"
 	"gpuledger/accounting/ledger"
-	"gpuledger/accounting/ledger/sqlite"
 )
 
 // VerifyOptions say what is to be proved.
@@ -35,7 +34,7 @@ func Verify(ctx context.Context, config *Config, options VerifyOptions, now time
 		}
 		span = ledger.Span{From: period.Start, To: period.End}
 	}
-	store, err := sqlite.Open(ctx, config.LedgerPath)
+	store, err := openLedger(ctx, config)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -185,6 +186,25 @@ func Serve(ctx context.Context, listeners []net.Listener, handler http.Handler, 
 	return group.Wait()
 }
 
+// CheckAddress accepts HOST:PORT, an empty host being all of them, and
+// unix:///PATH.
+func CheckAddress(address string) error {
+	if path, ok := strings.CutPrefix(address, "unix://"); ok {
+		if !strings.HasPrefix(path, "/") {
+			return fmt.Errorf("%q is not unix:///PATH", address)
+		}
+		return nil
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%q is neither HOST:PORT nor unix:///PATH", address)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return fmt.Errorf("%q has no port from 0 to 65535", address)
+	}
+	return nil
+}
+
 // Listen opens listeners for addresses HOST:PORT and unix:///PATH. A socket that
 // an ended process left behind is replaced; every user may connect to it,
 // because the peer's uid is what decides.
@@ -199,6 +219,9 @@ func Listen(ctx context.Context, addresses []string) (_ []net.Listener, err erro
 	}()
 	var config net.ListenConfig
 	for _, address := range addresses {
+		if err := CheckAddress(address); err != nil {
+			return listeners, fmt.Errorf("listen: %w", err)
+		}
 		path, isUnix := strings.CutPrefix(address, "unix://")
 		network := "tcp"
 		if isUnix {
