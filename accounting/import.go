@@ -19,6 +19,9 @@ import (
 // are there already change nothing, so that an import that broke off is simply
 // run again. It writes to out what became of each file, and ends with the first
 // file that can't be read to its end.
+//
+// A file can't promise that nothing is missing before some time: an import
+// leaves a node's Complete-Through as it is.
 func Import(ctx context.Context, config *Config, files []string, now func() time.Time, in io.Reader, out io.Writer) (err error) {
 	store, err := openLedger(ctx, config)
 	if err != nil {

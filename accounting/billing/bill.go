@@ -44,7 +44,7 @@ func Bill(book *Book, period Period, usages []Usage, capacity []Capacity) (State
 			return Statement{}, err
 		}
 	}
-	statement := Statement{Period: period, Status: StatusOpen, Mode: book.Mode, Currency: book.Currency}
+	statement := Statement{Period: period, Status: StatusOpen, Mode: book.Mode, Currency: book.Currency, HasAccounts: len(book.Accounts) > 0}
 	if err := b.addUnobserved(&statement); err != nil {
 		return Statement{}, err
 	}

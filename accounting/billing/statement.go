@@ -52,6 +52,9 @@ type Statement struct {
 	Overlaps []Overlap
 	// Unassigned are users for whom no account pays, with their card time.
 	Unassigned []UserTime
+	// HasAccounts is false where no account is configured at all: then that
+	// nobody pays is how the site wants it, and nothing to complain about.
+	HasAccounts bool
 }
 
 // Line is one line of a statement. Names are copies, so that later renames do

@@ -5,6 +5,7 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -312,11 +313,34 @@ func TestTableNamesWhatNeedsAttention(t *testing.T) {
 	}
 	for _, want := range []string{
 		"中文          unassigned   2.000000", "OVERLAP: GPU-1 on gpu01 was metered for 2.000000 h", "in service for 25.000000 h on 2026-11-01, a day of 24.000000 h",
-		"NO PRICE for M on gpu01", "NOBODY PAYS for 中文", "coverage of M on gpu01 is 0.038461",
+		"NO PRICE for M on gpu01", "coverage of M on gpu01 is 0.038461",
 	} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no %q in\n%s", want, table.String())
 		}
+	}
+	if strings.Contains(table.String(), "no account pays") {
+		t.Errorf("a site without accounts is told that nobody pays:\n%s", table.String())
+	}
+}
+
+func TestTableNamesUsersWithoutAnAccountOnce(t *testing.T) {
+	var usages []billing.Usage
+	for i := range 8 {
+		usages = append(usages, billing.Usage{
+			Day: "2026-11-01", Node: "gpu01", Card: "GPU-1", Model: "M", State: usage.StateHeld,
+			User: fmt.Sprintf("user%d", i), Amounts: usage.Amounts{GPUUS: int64(i+1) * hourUS / 2},
+		})
+	}
+	statement := bill(t, billing.Config{}, []billing.AccountConfig{{Name: "lab", Members: []billing.MemberConfig{{User: "user7"}}}},
+		usages, []billing.Capacity{{Day: "2026-11-01", Node: "gpu01", Card: "GPU-1", Model: "M", InServiceUS: 24 * hourUS}})
+	var table bytes.Buffer
+	if err := WriteTable(&table, statement); err != nil {
+		t.Fatal(err)
+	}
+	want := "no account pays for 14.000000 h of users who are members of none: user6, user5, user4, user3, user2, 2 more\n"
+	if !strings.Contains(table.String(), want) || strings.Count(table.String(), "no account pays") != 1 {
+		t.Errorf("no %q in\n%s", want, table.String())
 	}
 }
 

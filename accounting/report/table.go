@@ -137,8 +137,8 @@ func writeNotes(out *bufio.Writer, statement *billing.Statement) {
 		notes = append(notes, fmt.Sprintf("NO PRICE for %s on %s, %s to %s: %s h are not charged (a rate with price \"0\" makes them free)",
 			model, visible(u.Node), u.FirstDay, u.LastDay, hoursOf(u.GPUUS)))
 	}
-	for _, u := range statement.Unassigned {
-		notes = append(notes, fmt.Sprintf("NOBODY PAYS for %s: %s h; make the user a member of an account", visible(u.User), hoursOf(u.GPUUS)))
+	if note := unassignedNote(statement); note != "" {
+		notes = append(notes, note)
 	}
 	if len(notes) > 0 {
 		out.WriteByte('\n')
@@ -146,6 +146,31 @@ func writeNotes(out *bufio.Writer, statement *billing.Statement) {
 	for _, note := range notes {
 		fmt.Fprintln(out, note)
 	}
+}
+
+// maxNamed is how many users a note names; the rows above it have them all.
+const maxNamed = 5
+
+// unassignedNote names those for whom no account pays, who used most first. A
+// site without accounts has nobody to name.
+func unassignedNote(statement *billing.Statement) string {
+	if !statement.HasAccounts || len(statement.Unassigned) == 0 {
+		return ""
+	}
+	users := slices.Clone(statement.Unassigned)
+	slices.SortStableFunc(users, func(a, b billing.UserTime) int { return cmp.Compare(b.GPUUS, a.GPUUS) })
+	var names []string
+	var total int64
+	for i, u := range users {
+		total += u.GPUUS
+		if i < maxNamed {
+			names = append(names, visible(u.User))
+		}
+	}
+	if more := len(users) - maxNamed; more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return fmt.Sprintf("no account pays for %s h of users who are members of none: %s", hoursOf(total), strings.Join(names, ", "))
 }
 
 // hoursOf writes microseconds as hours with six decimals, rounded down.
