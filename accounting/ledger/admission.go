@@ -14,8 +14,8 @@ import (
 // Reasons why a row is quarantined: kept, shown, in no sum, and in the way of
 // closing its period.
 const (
-	// ReasonConflict: a row with the same key and other content is there already,
-	// and neither is a later state of the other.
+	// ReasonConflict: a row with the same key is counted, and neither is an
+	// earlier state of the other.
 	ReasonConflict = "conflict"
 	// ReasonNode: the row's node is not the node of the target it came from.
 	ReasonNode = "node"
@@ -103,36 +103,4 @@ func admitAmounts(row *usage.Row) *Fault {
 		return &Fault{ReasonAmounts, fmt.Sprintf("peak_temperature_c is %d", row.PeakTemperatureC)}
 	}
 	return nil
-}
-
-// SameContent reports whether two rows with the same key say the same. Seq is a
-// position in a journal, not content: a journal begun anew numbers afresh.
-func SameContent(a, b *usage.Row) bool {
-	return a.Node == b.Node && a.Card == b.Card && a.Index == b.Index && a.Model == b.Model && a.Profile == b.Profile &&
-		a.Amounts == b.Amounts && a.PeakMemoryBytes == b.PeakMemoryBytes && a.PeakTemperatureC == b.PeakTemperatureC &&
-		a.Estimated == b.Estimated && a.AttributedBy == b.AttributedBy
-}
-
-// Supersedes reports whether a is a later state of b, a row with the same key
-// and at the same place: rows only grow while their run goes on, so no number
-// is smaller in a and at least one is larger. A journal restored from a copy
-// made in mid-run ends such rows early.
-func Supersedes(a, b *usage.Row) bool {
-	after, before := numbersOf(a), numbersOf(b)
-	grown := false
-	for i := range after {
-		if after[i] < before[i] {
-			return false
-		}
-		grown = grown || after[i] > before[i]
-	}
-	return grown && (a.Estimated || !b.Estimated)
-}
-
-// numbersOf are what grows in a row.
-func numbersOf(row *usage.Row) [12]int64 {
-	return [...]int64{
-		row.GPUUS, row.ShareUS, row.HeldUS, row.ReservedUS, row.ActiveUS, row.ActiveKnownUS, row.IdleUS,
-		row.MemoryKiBSeconds, row.MemoryKnownUS, row.EnergyMJ, row.PeakMemoryBytes, row.PeakTemperatureC,
-	}
 }

@@ -43,8 +43,8 @@ type Page struct {
 
 // Result counts what became of a batch.
 type Result struct {
-	Inserted    int64
-	Duplicate   int64 // there already, the same
+	Inserted    int64 // now counted: new rows, and later states of rows
+	Duplicate   int64 // there already, the same or a later state
 	Quarantined int64 // kept aside, now for the first time
 }
 

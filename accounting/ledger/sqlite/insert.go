@@ -19,16 +19,14 @@ const insertUsage = `INSERT INTO usage (
 	memory_kib_seconds, memory_known_us, energy_mj, peak_memory_bytes, peak_temperature_c, estimated
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
 
-// isThere finds the content of the row with this key, and says whether it is
-// at the same place and attributed the same way.
-const isThere = `SELECT
-	placement = ?, attribution = ?,
+// findUsage finds the row with a key.
+const findUsage = `SELECT placement, attribution, ingest.source,
 	gpu_us, share_us, held_us, reserved_us, active_us, active_known_us, idle_us,
 	memory_kib_seconds, memory_known_us, energy_mj, peak_memory_bytes, peak_temperature_c, estimated
-FROM usage WHERE bucket = ? AND device = ? AND holder = ? AND run = ?`
+FROM usage JOIN ingest ON ingest.id = usage.ingest WHERE bucket = ? AND device = ? AND holder = ? AND run = ?`
 
-const supersedeUsage = `UPDATE usage SET
-	attribution = ?, ingest = ?,
+const replaceUsage = `UPDATE usage SET
+	placement = ?, attribution = ?, ingest = ?,
 	gpu_us = ?, share_us = ?, held_us = ?, reserved_us = ?, active_us = ?, active_known_us = ?, idle_us = ?,
 	memory_kib_seconds = ?, memory_known_us = ?, energy_mj = ?, peak_memory_bytes = ?, peak_temperature_c = ?, estimated = ?
 WHERE bucket = ? AND device = ? AND holder = ? AND run = ?`
@@ -106,11 +104,17 @@ func (s *Store) insert(ctx context.Context, tx *sql.Tx, batch ledger.Batch, node
 		return result, err
 	}
 	defer func() { err = errors.Join(err, insert.Close()) }()
-	there, err := tx.PrepareContext(ctx, isThere)
+	find, err := tx.PrepareContext(ctx, findUsage)
 	if err != nil {
 		return result, err
 	}
-	defer func() { err = errors.Join(err, there.Close()) }()
+	defer func() { err = errors.Join(err, find.Close()) }()
+	var waiting bool
+	if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM quarantine WHERE reason IN (?, ?))`,
+		ledger.ReasonNode, ledger.ReasonFuture).Scan(&waiting); err != nil {
+		return result, err
+	}
+	in := &insertion{tx: tx, known: s.known, insert: insert, find: find, ingest: ingest, source: source, now: now}
 
 	// The driver starts a goroutine for each call that can be cancelled.
 	still := context.WithoutCancel(ctx)
@@ -120,30 +124,28 @@ func (s *Store) insert(ctx context.Context, tx *sql.Tx, batch ledger.Batch, node
 		}
 		row := &batch.Rows[i]
 		fault := ledger.Admit(row, node, now)
-		if fault == nil {
-			var inserted bool
-			inserted, fault, err = s.insertRow(still, tx, insert, there, row, ingest)
-			if err != nil {
-				return result, fmt.Errorf("row %d of run %q: %w", row.Seq, row.Run, err)
-			}
-			switch {
-			case inserted:
-				result.Inserted++
-			case fault == nil:
-				result.Duplicate++
-			}
-		}
 		if fault != nil {
-			added, err := quarantineRow(ctx, tx, row, fault, source, now)
+			added, err := quarantineRow(still, tx, row, fault, source, now)
 			if err != nil {
 				return result, err
 			}
 			result.Quarantined += added
+			continue
+		}
+		one, err := in.row(still, row)
+		if err != nil {
+			return result, fmt.Errorf("row %d of run %q: %w", row.Seq, row.Run, err)
+		}
+		result = result.Plus(one)
+		if waiting {
+			if err := release(still, tx, row); err != nil {
+				return result, err
+			}
 		}
 	}
 	for _, bad := range batch.BadLines {
 		digest := sha256.Sum256([]byte(bad.Reason + "\x00" + bad.Line))
-		added, err := quarantine(ctx, tx, digest, bad, source, now)
+		added, err := quarantine(ctx, tx, digest, nil, bad, source, now)
 		if err != nil {
 			return result, err
 		}
@@ -157,62 +159,39 @@ func (s *Store) insert(ctx context.Context, tx *sql.Tx, batch ledger.Batch, node
 	return result, err
 }
 
-func (s *Store) insertRow(ctx context.Context, tx *sql.Tx, insert, there *sql.Stmt, row *usage.Row, ingest int64) (bool, *ledger.Fault, error) {
-	n, err := s.known.of(ctx, tx, row)
-	if err != nil {
-		return false, nil, err
-	}
-	bucket := row.Bucket.Unix()
-	done, err := insert.ExecContext(ctx, bucket, n.device, n.holder, n.run, n.placement, n.attribution, ingest,
-		row.GPUUS, row.ShareUS, row.HeldUS, row.ReservedUS, row.ActiveUS, row.ActiveKnownUS, row.IdleUS,
-		row.MemoryKiBSeconds, row.MemoryKnownUS, row.EnergyMJ, row.PeakMemoryBytes, row.PeakTemperatureC, row.Estimated)
-	if err != nil {
-		return false, nil, err
-	}
-	if count, err := done.RowsAffected(); err != nil || count == 1 {
-		return count == 1, nil, err
-	}
-	have := *row
-	var samePlace, sameAttribution bool
-	err = there.QueryRowContext(ctx, n.placement, n.attribution, bucket, n.device, n.holder, n.run).Scan(&samePlace, &sameAttribution,
-		&have.GPUUS, &have.ShareUS, &have.HeldUS, &have.ReservedUS, &have.ActiveUS, &have.ActiveKnownUS, &have.IdleUS,
-		&have.MemoryKiBSeconds, &have.MemoryKnownUS, &have.EnergyMJ, &have.PeakMemoryBytes, &have.PeakTemperatureC, &have.Estimated)
-	if err != nil {
-		return false, nil, err
-	}
-	switch {
-	case samePlace && sameAttribution && ledger.SameContent(row, &have):
-		return false, nil, nil
-	case samePlace && ledger.Supersedes(&have, row):
-		return false, nil, nil
-	case samePlace && ledger.Supersedes(row, &have):
-		_, err = tx.ExecContext(ctx, supersedeUsage, n.attribution, ingest,
-			row.GPUUS, row.ShareUS, row.HeldUS, row.ReservedUS, row.ActiveUS, row.ActiveKnownUS, row.IdleUS,
-			row.MemoryKiBSeconds, row.MemoryKnownUS, row.EnergyMJ, row.PeakMemoryBytes, row.PeakTemperatureC, row.Estimated,
-			bucket, n.device, n.holder, n.run)
-		return err == nil, nil, err
-	}
-	return false, &ledger.Fault{Reason: ledger.ReasonConflict, Detail: "a row with the same key and other content is in the ledger already"}, nil
-}
-
 // quarantineRow keeps a row aside and returns 1, or 0 if it is there already.
 // Where the row stood in its journal makes no difference.
 func quarantineRow(ctx context.Context, tx *sql.Tx, row *usage.Row, fault *ledger.Fault, source string, now time.Time) (int64, error) {
-	digest := sha256.Sum256(ledger.AppendContent([]byte(fault.Reason+"\x00"), row))
-	bucket := row.Bucket
-	return quarantine(ctx, tx, digest, ledger.BadLine{
+	bucket, key := row.Bucket, ledger.KeyDigest(&row.Key)
+	return quarantine(ctx, tx, rowDigest(fault.Reason, row), key[:], ledger.BadLine{
 		Line: string(usage.AppendJSON(nil, row)), Reason: fault.Reason, Detail: fault.Detail, Node: row.Node, Bucket: &bucket,
 	}, source, now)
 }
 
-func quarantine(ctx context.Context, tx *sql.Tx, digest [sha256.Size]byte, bad ledger.BadLine, source string, now time.Time) (int64, error) {
+func rowDigest(reason string, row *usage.Row) [sha256.Size]byte {
+	return sha256.Sum256(ledger.AppendContent([]byte(reason+"\x00"), row))
+}
+
+// release takes a row out of quarantine that was kept aside for coming too
+// early or from the wrong target, and that has been let in since.
+func release(ctx context.Context, tx *sql.Tx, row *usage.Row) error {
+	for _, reason := range []string{ledger.ReasonNode, ledger.ReasonFuture} {
+		digest := rowDigest(reason, row)
+		if _, err := tx.ExecContext(ctx, `DELETE FROM quarantine WHERE digest = ?`, digest[:]); err != nil {
+			return fmt.Errorf("release a row: %w", err)
+		}
+	}
+	return nil
+}
+
+func quarantine(ctx context.Context, tx *sql.Tx, digest [sha256.Size]byte, key []byte, bad ledger.BadLine, source string, now time.Time) (int64, error) {
 	var bucket sql.NullInt64
 	if bad.Bucket != nil {
 		bucket = sql.NullInt64{Int64: bad.Bucket.Unix(), Valid: true}
 	}
-	done, err := tx.ExecContext(ctx, `INSERT INTO quarantine (digest, reason, detail, node, bucket, source, line, first_seen)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING`,
-		digest[:], bad.Reason, cleanText(bad.Detail), cleanText(bad.Node), bucket, source, cleanText(bad.Line), now.Unix())
+	done, err := tx.ExecContext(ctx, `INSERT INTO quarantine (digest, row_key, reason, detail, node, bucket, source, line, first_seen)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING`,
+		digest[:], key, bad.Reason, cleanText(bad.Detail), cleanText(bad.Node), bucket, source, cleanText(bad.Line), now.Unix())
 	if err != nil {
 		return 0, fmt.Errorf("quarantine a row: %w", err)
 	}
