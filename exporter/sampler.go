@@ -37,7 +37,8 @@ type sampler struct {
 	indexes   map[string]int // NVML index by UUID, frozen at first sight
 	identity  map[string]gpu.Card
 	dropped   map[string]int64
-	flushedAt int64 // CLOCK_MONOTONIC, µs
+	keys      map[string]map[uint32]meter.ProcessKey // of the pass at hand, by card
+	flushedAt int64                                  // CLOCK_MONOTONIC, µs
 	sequence  uint64
 	driver    gpu.Driver
 	restarts  func() int64
@@ -51,6 +52,7 @@ func newSampler(options Options, table *holders.Table, rows *writer, notBeforeUS
 		book:    meter.NewBook(), tally: newTally(),
 		restarts: options.ChildRestarts,
 		indexes:  map[string]int{}, identity: map[string]gpu.Card{}, dropped: map[string]int64{},
+		keys:   map[string]map[uint32]meter.ProcessKey{},
 		active: &activeSince{last: map[processOnDevice]time.Time{}, seen: map[processOnDevice]bool{}},
 	}
 	s.begin(notBeforeUS)
@@ -77,10 +79,13 @@ func (s *sampler) pass(ctx context.Context, pass gpu.Pass) {
 		s.driver = pass.Driver
 	}
 	s.holders.Refresh(ctx, pass)
+	clear(s.keys)
 	for i := range pass.Readings {
 		reading := &pass.Readings[i]
 		s.tally.card(reading.Card.UUID).observe(reading, s.options.MaxGap)
-		observation := meter.Observation{Reading: *reading, Keys: s.holders.Keys(*reading)}
+		keys := s.holders.Keys(*reading)
+		s.keys[reading.Card.UUID] = keys
+		observation := meter.Observation{Reading: *reading, Keys: keys}
 		if err := s.meter.Observe(observation); errors.Is(err, meter.ErrNewRun) {
 			s.restart(err)
 			if err := s.meter.Observe(observation); err != nil {

@@ -82,14 +82,18 @@ func (s *sampler) cardView(uuid string, reading *gpu.Reading, hung bool, seen *p
 
 // holdersOf joins a card's processes with who is behind them.
 func (s *sampler) holdersOf(reading *gpu.Reading, seen *presence) []snapshot.Holder {
-	keys := s.holders.Keys(*reading)
-	activity := map[uint32]uint32{}
+	keys := s.keys[reading.Card.UUID]
+	activity := make(map[uint32]uint32, len(reading.Samples))
 	for _, sample := range reading.Samples {
 		if sample.SM <= 100 {
 			activity[sample.PID] = max(activity[sample.PID], sample.SM)
 		}
 	}
-	var all []snapshot.Holder
+	count := len(reading.Processes)
+	for _, instance := range reading.Instances {
+		count += len(instance.Processes)
+	}
+	all := make([]snapshot.Holder, 0, count)
 	add := func(device, profile string, processes []gpu.Process) {
 		for _, process := range processes {
 			key := keys[process.PID]

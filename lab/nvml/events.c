@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOK_US = 10000, MAX_DELIVERED = 4096 };
+enum { LOOK_US = 100000, MAX_DELIVERED = 4096 };
 
 struct nvmlEventSet_st {
 	unsigned magic;
