@@ -2,16 +2,24 @@ package endtoend
 
 import (
 	"bytes"
-	"encoding/json"
+	"context"
+	"database/sql"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	_ "github.com/mattn/go-sqlite3" // to look into a ledger while a daemon writes it
+
+	"gpuledger/accounting/ledger/ledgertest"
+	"gpuledger/exporter/journal"
 	"gpuledger/exporter/usage"
 	"gpuledger/lab"
 )
@@ -216,25 +224,140 @@ func totalUS(t *testing.T, s *site) int64 {
 	return int64(total*1e6 + 0.5)
 }
 
-// TestPlantedOverlapsAreNamed plants two runs that filled the same time.
+// TestPlantedOverlapsAreNamed plants two runs that filled one bucket twice, and
+// two that took turns on another card.
 func TestPlantedOverlapsAreNamed(t *testing.T) {
-	bucket := time.Now().UTC().Add(-48 * time.Hour).Truncate(usage.BucketLength)
+	first := time.Now().UTC().Add(-48 * time.Hour).Truncate(usage.BucketLength)
 	var lines []byte
-	for i, run := range []string{"RUN-ONE", "RUN-TWO"} {
-		row := usage.Row{Seq: int64(i + 1), Node: "gpu01", Card: "GPU-a", Model: "NVIDIA A100", AttributedBy: "user_slice"}
-		row.Key = usage.Key{Run: run, Device: "GPU-a", Slices: 1, Of: 1, Bucket: bucket, State: usage.StateHeld, User: "alice", UID: 1001, Kind: "host"}
-		row.GPUUS, row.ShareUS, row.HeldUS = 600_000_000, 600_000_000, 600_000_000
+	plant := func(card, run string, bucket int, seconds int64) {
+		row := usage.Row{Seq: int64(len(lines) + 1), Node: "gpu01", Card: card, Model: "NVIDIA A100", AttributedBy: "user_slice"}
+		row.Key = usage.Key{
+			Run: run, Device: card, Slices: 1, Of: 1, Bucket: first.Add(time.Duration(bucket) * usage.BucketLength),
+			State: usage.StateHeld, User: "alice", UID: 1001, Kind: "host",
+		}
+		row.GPUUS = seconds * 1_000_000
+		row.ShareUS, row.HeldUS = row.GPUUS, row.GPUUS
 		lines = append(usage.AppendJSON(lines, &row), '\n')
 	}
-	if !json.Valid(bytes.Split(lines, []byte("\n"))[0]) {
-		t.Fatalf("not JSON: %s", lines)
+	plant("GPU-full", "RUN-ONE", 0, 600)
+	plant("GPU-full", "RUN-TWO", 0, 600)
+	for bucket := range 4 {
+		plant("GPU-turns", []string{"RUN-THREE", "RUN-FOUR"}[bucket%2], bucket, 900)
 	}
+	plant("GPU-well", "RUN-FIVE", 0, 400) // a restart in mid-bucket
+	plant("GPU-well", "RUN-SIX", 0, 400)
+	plant("GPU-well", "RUN-SIX", 1, 900)
 	s := newSite(t)
 	if output, code := s.run(lines, "import", "-"); code != 0 {
 		t.Fatalf("import ended with %d:\n%s", code, output)
 	}
 	output, code := s.run(nil, "verify")
-	if code != 1 || !strings.Contains(output, "RUN-ONE") || !strings.Contains(output, "RUN-TWO") || !strings.Contains(output, "GPU-a") {
+	if code != 1 || !strings.Contains(output, "2 findings, 0 rows in quarantine") {
 		t.Errorf("verify ended with %d and said:\n%s", code, output)
+	}
+	for _, finding := range []string{
+		`(?m)^over-full: card "GPU-full" .*300\.000000 s more than the time there was: run "RUN-ONE" on node "gpu01" metered 600\.000000 s; run "RUN-TWO" on node "gpu01" metered 600\.000000 s$`,
+		`(?m)^overlap: card "GPU-turns" .*run "RUN-THREE" on node "gpu01" metered 1800\.000000 s; run "RUN-FOUR" on node "gpu01" metered 1800\.000000 s$`,
+	} {
+		if !regexp.MustCompile(finding).MatchString(output) {
+			t.Errorf("verify does not say %s:\n%s", finding, output)
+		}
+	}
+}
+
+// fillJournal puts rows into a node's journal as if it had metered for days.
+func (n *node) fillJournal(rows []usage.Row) {
+	n.t.Helper()
+	ctx := context.Background()
+	j, err := journal.Open(ctx, journal.Options{
+		Dir: filepath.Join(n.dir, "state"), Node: n.name, LockPath: filepath.Join(n.dir, "lock"),
+		Logger: slog.New(slog.DiscardHandler), Now: time.Now,
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	end := rows[len(rows)-1].Bucket.Add(usage.BucketLength)
+	if err := j.Write(ctx, journal.Batch{Final: rows, InstantUS: end.UnixMicro(), OpenFrom: end}); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := j.Close(ctx, journal.Batch{}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// query asks the ledger's file for one number, 0 while there is none.
+func (s *site) query(text string) (number int64) {
+	s.t.Helper()
+	db, err := sql.Open("sqlite3", "file:"+filepath.Join(filepath.Dir(s.config), "ledger.db")+"?mode=ro&_busy_timeout=5000")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer db.Close()
+	if err := db.QueryRow(text).Scan(&number); err != nil {
+		return 0 // the daemon has not made it yet
+	}
+	return number
+}
+
+// forgetCursors makes the next pull begin at the journal's start.
+func (s *site) forgetCursors() {
+	s.t.Helper()
+	db, err := sql.Open("sqlite3", filepath.Join(filepath.Dir(s.config), "ledger.db"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.Exec(`UPDATE target SET cursor = ''`); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// TestKilledInMidPull kills the daemon between the pages of a long journal,
+// twice, and then has it read the whole journal three times.
+func TestKilledInMidPull(t *testing.T) {
+	n := newNode(t, "gpu01", lab.Scenario{GPUs: one(t)})
+	rows := slices.Collect(ledgertest.Site{
+		Start: time.Now().UTC().Add(-11 * 24 * time.Hour).Truncate(usage.BucketLength), Buckets: 960, Nodes: 1, CardsPerNode: 6, HoldersPerCard: 3,
+	}.Rows())
+	n.fillJournal(rows)
+	n.start()
+	exported := n.export()
+	reference := newSite(t)
+	if output, code := reference.run(exported, "import", "-"); code != 0 {
+		t.Fatalf("import ended with %d:\n%s", code, output)
+	}
+	hash, count := reference.verified()
+	if count != strconv.Itoa(len(rows)) {
+		t.Fatalf("%s rows were exported, want %d", count, len(rows))
+	}
+
+	s := newSite(t, "unix://"+n.socket)
+	const countRows = `SELECT count(*) FROM usage`
+	for range 2 {
+		before := s.query(countRows)
+		daemon := s.serve()
+		await(t, "a page", func() bool { return s.query(countRows) > before })
+		daemon.kill()
+		// verify reads every page of the file and finds it sound.
+		if _, count := s.verified(); s.query(countRows) >= int64(len(rows)) {
+			t.Errorf("not killed in mid-pull: it has %s of %d rows", count, len(rows))
+		}
+	}
+	for again := range 3 {
+		if again > 0 {
+			s.forgetCursors()
+		}
+		daemon := s.serve()
+		// A cursor begins with the number of the row that it names.
+		await(t, "the journal's end", func() bool {
+			return s.query(`SELECT CAST(cursor AS INTEGER) FROM target`) == int64(len(rows))
+		})
+		daemon.stop(t)
+		if got, count := s.verified(); got != hash {
+			t.Fatalf("pull %d: %s rows with %s, want %d with %s", again, count, got, len(rows), hash)
+		}
+	}
+	if got := totalUS(t, s); got != sumUS(t, exported) {
+		t.Errorf("the ledger has %d µs, the journal %d", got, sumUS(t, exported))
 	}
 }
