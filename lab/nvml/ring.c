@@ -32,40 +32,62 @@ static int64_t engine_util(const struct scenario *s, int gpu, enum engine e, int
 	return u > 100 ? 100 : u < 0 ? 0 : u;
 }
 
-static void take_sample(const struct scenario *s, int gpu, int64_t t, struct sample *out)
+static void take_sample(const struct scenario *s, int gpu, int64_t t, unsigned engines, struct sample *out)
 {
 	uint32_t phase = (uint32_t)((uint64_t)(t / PERIOD_US) * 2654435769u); /* frac(n·φ) × 2³² */
+	int64_t sums[ENGINES] = {0}, marks[ENGINES];
 	out->at_us = t;
+	for (int i = 0; i < s->n_procs; i++)
+		if (uses(&s->procs[i], gpu, t))
+			for (int e = 0; e < ENGINES; e++)
+				sums[e] += s->procs[i].util[e];
+	int open = 0;
 	for (int e = 0; e < ENGINES; e++) {
-		int64_t sum = asked(s, gpu, (enum engine)e, t);
-		int64_t util = engine_util(s, gpu, (enum engine)e, t, sum);
-		/* Use beyond what the processes ask for is nobody's. */
-		int64_t whole = sum > util ? sum : util;
-		int64_t mark = (int64_t)((uint64_t)phase * (uint64_t)whole * 1000 >> 32);
-		out->util[e] = util * 100;
+		out->util[e] = 0;
 		out->pid[e] = 0;
-		for (int i = 0; i < s->n_procs; i++) {
-			if (!uses(&s->procs[i], gpu, t) || s->procs[i].util[e] <= 0)
+		marks[e] = -1;
+		if (!(engines & 1u << e))
+			continue;
+		int64_t util = engine_util(s, gpu, (enum engine)e, t, sums[e]);
+		/* Use beyond what the processes ask for is nobody's. */
+		int64_t whole = sums[e] > util ? sums[e] : util;
+		out->util[e] = util * 100;
+		if (sums[e] > 0) {
+			marks[e] = (int64_t)((uint64_t)phase * (uint64_t)whole * 1000 >> 32);
+			open++;
+		}
+	}
+	for (int i = 0; open && i < s->n_procs; i++) {
+		const struct process *p = &s->procs[i];
+		if (!uses(p, gpu, t))
+			continue;
+		for (int e = 0; e < ENGINES; e++) {
+			if (marks[e] < 0 || p->util[e] <= 0)
 				continue;
-			mark -= s->procs[i].util[e] * 1000;
-			if (mark < 0) {
-				out->pid[e] = process_pid(&s->procs[i]);
-				break;
+			marks[e] -= p->util[e] * 1000;
+			if (marks[e] < 0) {
+				out->pid[e] = process_pid(p);
+				open--;
 			}
 		}
 	}
 }
 
-int ring_read(const struct scenario *s, int gpu, int64_t after_us, int64_t t, struct sample out[RING_SAMPLES])
+static int read_engines(const struct scenario *s, int gpu, int64_t after_us, int64_t t, unsigned engines, struct sample out[RING_SAMPLES])
 {
 	int64_t last = ring_last_us(t);
 	int n = 0;
 	for (int i = RING_SAMPLES - 1; i >= 0; i--) {
 		int64_t at = last - (int64_t)i * PERIOD_US;
 		if (at > after_us && at >= s->epoch_us)
-			take_sample(s, gpu, at, &out[n++]);
+			take_sample(s, gpu, at, engines, &out[n++]);
 	}
 	return n;
+}
+
+int ring_read(const struct scenario *s, int gpu, int64_t after_us, int64_t t, struct sample out[RING_SAMPLES])
+{
+	return read_engines(s, gpu, after_us, t, ~0u, out);
 }
 
 struct value device_util(const struct scenario *s, int gpu, enum engine e, int64_t t)
@@ -74,7 +96,7 @@ struct value device_util(const struct scenario *s, int gpu, enum engine e, int64
 	if (v.state == NOT_AVAILABLE)
 		return v;
 	struct sample ring[RING_SAMPLES];
-	int n = ring_read(s, gpu, ring_last_us(t) - 1000000, t, ring);
+	int n = read_engines(s, gpu, ring_last_us(t) - 1000000, t, 1u << e, ring);
 	int64_t sum = 0;
 	for (int i = 0; i < n; i++)
 		sum += ring[i].util[e];
