@@ -48,11 +48,12 @@ test: setup ## Run all tests, race detector on; lists by name what it had to ski
 
 .PHONY: bench
 bench: build ## Measure passes, scrapes and gwho at the usual and the heavy load
+	go run ./lab/bench
 	go test -run '^$$' -bench . -benchmem ./exporter/... ./accounting/... ./cmd/...
 
 .PHONY: soak
 soak: build ## Scrape and churn for SOAK (default 10m) and watch for growth
-	SOAK=$${SOAK:-10m} go test -race -count 1 -timeout 0 -run 'Soak' -v ./exporter/...
+	SOAK=$${SOAK:-10m} go test -count 1 -timeout 0 -run 'Scrapes' -v ./lab/endtoend
 
 .PHONY: lint
 lint: ## Check formatting, vet, staticcheck, and that generated documents are current

@@ -87,18 +87,36 @@ func TestScrapesDuringChurn(t *testing.T) {
 	round(scrapes)
 	before := settled()
 	round(scrapes)
+	for until := soakUntil(t); time.Now().Before(until); {
+		round(scrapes)
+	}
 	after := settled()
 	t.Logf("before %+v, after %+v", before, after)
-	if after.goroutines > before.goroutines+5 {
+	// What leaks by scrape or by process leaks thousands here.
+	if after.goroutines > before.goroutines+50 {
 		t.Errorf("goroutines grew from %d to %d", before.goroutines, after.goroutines)
 	}
-	if after.descriptors > before.descriptors+5 {
+	if after.descriptors > before.descriptors+20 {
 		t.Errorf("descriptors grew from %d to %d", before.descriptors, after.descriptors)
 	}
-	if after.residentKiB > before.residentKiB*5/4 {
+	if after.residentKiB > before.residentKiB*3/2 {
 		t.Errorf("memory grew from %d to %d KiB", before.residentKiB, after.residentKiB)
 	}
 	n.exporter.stop(t)
+}
+
+// soakUntil is when make soak wants the churn to end; now in an ordinary test.
+func soakUntil(t *testing.T) time.Time {
+	t.Helper()
+	text := os.Getenv("SOAK")
+	if text == "" {
+		return time.Now()
+	}
+	length, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatalf("SOAK: %v", err)
+	}
+	return time.Now().Add(length)
 }
 
 type footprint struct{ goroutines, descriptors, residentKiB int }
