@@ -26,7 +26,14 @@ trap 'rm -f "$list"' EXIT INT TERM
 # apt refuses two entries for one archive that differ in Signed-By.
 key=$(sed -n 's/^Signed-By: *//p' /etc/apt/sources.list.d/debian.sources 2>/dev/null | head -n 1)
 # non-free holds libnvidia-ml1, which the packages depend on.
-echo "deb ${key:+[signed-by=$key] }${PEERS_MIRROR:-http://deb.debian.org/debian} $VERSION_CODENAME contrib non-free" >"$list"
+# The archive that the machine itself uses for this release.
+apt-get update -qq
+archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' "Codename: $VERSION_CODENAME" | head -n 1)
+if [ -z "$archive" ]; then
+	echo "setup-peers.sh: apt knows no archive of $VERSION_CODENAME: install nvtop, gpustat and tmux by hand" >&2
+	exit 1
+fi
+echo "deb ${key:+[signed-by=$key] }$archive $VERSION_CODENAME contrib non-free" >"$list"
 chmod 644 "$list"
 
 apt-get update -qq -o Dir::Etc::sourcelist="$list" -o Dir::Etc::sourceparts=- -o APT::Get::List-Cleanup=0
