@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"time"
 
@@ -43,6 +44,9 @@ func Run(ctx context.Context, options Options) error {
 		Dir: options.StateDir, LockPath: options.LockPath, Node: options.NodeName, BootID: proc.BootID(),
 		Logger: options.Logger,
 	})
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w; run as root, or choose another directory with --state.dir", err)
+	}
 	if err != nil {
 		return err
 	}
