@@ -11,6 +11,8 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/gpuledger-demo.XXXXXX")
 chmod 755 "$work"
 socket=$work/exporter.sock
 declare -A pid=()
+# The programs run in sessions of their own (setsid): a Ctrl-C is for this
+# script alone, which then ends them in order.
 
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 [ -t 1 ] || say() { printf '\n== %s\n' "$*"; }
@@ -43,12 +45,12 @@ await() { # await SECONDS WHAT COMMAND...: until it succeeds
   until "$@" >/dev/null 2>&1; do
     [ $SECONDS -lt $until ] || fail "$what did not happen"
     [ $interrupted -eq 0 ] || exit 130
-    sleep 0.2
+    sleep 0.2 || true
   done
 }
 pause() { # pause SECONDS: or until Ctrl-C
   local until=$((SECONDS + $1))
-  while [ $SECONDS -lt $until ] && [ $interrupted -eq 0 ]; do sleep 0.2; done
+  while [ $SECONDS -lt $until ] && [ $interrupted -eq 0 ]; do sleep 0.2 || true; done
 }
 
 port() { # port FIRST: a free one from there
@@ -61,7 +63,7 @@ accounting_port=$(port $((exporter_port + 1)))
 
 start_exporter() {
   echo "runtimes: {docker: [\"$docker_socket\"]}" >"$work/exporter.yml"
-  "$bin/gpu-exporter" --config.file="$work/exporter.yml" --nvml.library-path="$bin/lab/libnvidia-ml.so.1" --socket="$socket" --state.dir="$work/exporter" \
+  setsid "$bin/gpu-exporter" --config.file="$work/exporter.yml" --nvml.library-path="$bin/lab/libnvidia-ml.so.1" --socket="$socket" --state.dir="$work/exporter" \
     --state.lock="$work/exporter.lock" --node.name=demo --web.listen-address="127.0.0.1:$exporter_port" >>"$work/exporter.log" 2>&1 &
   pid[exporter]=$!
   await 20 "the exporter's first reading" "$bin/gwho" --socket="$socket"
@@ -88,7 +90,7 @@ docker_socket=${DEMO_DOCKER_SOCKET:-/var/run/docker.sock}
 if [ "$(id -u)" = 0 ] && [ -S "$docker_socket" ] && docker --host "unix://$docker_socket" version >/dev/null 2>&1; then
   docker=(--docker-host "unix://$docker_socket")
 fi
-"$bin/gpu-lab" up "${docker[@]}" --state "$work/lab" --scenario "$GPULAB_SCENARIO" --users="$(IFS=,; echo "${users[*]}")" "${create[@]}" >"$work/lab.log" 2>&1 &
+setsid "$bin/gpu-lab" up "${docker[@]}" --state "$work/lab" --scenario "$GPULAB_SCENARIO" --users="$(IFS=,; echo "${users[*]}")" "${create[@]}" >"$work/lab.log" 2>&1 &
 pid[lab]=$!
 await 60 "the lab's scenario" test -s "$GPULAB_SCENARIO"
 cat "$work/lab.log"
@@ -110,7 +112,7 @@ accounts:
   - {name: vision-lab, members: [{user: alice}, {user: bob}]}
   - {name: language-lab, members: [{user: carol}, {user: ollama}]}
 CONFIG
-"$bin/gpu-accounting" serve --config.file="$work/accounting.yml" >"$work/accounting.log" 2>&1 &
+setsid "$bin/gpu-accounting" serve --config.file="$work/accounting.yml" >"$work/accounting.log" 2>&1 &
 pid[accounting]=$!
 
 shown=$((seconds > 20 ? seconds / 3 : 5))
@@ -127,7 +129,7 @@ if [ "$seconds" -eq 0 ]; then
   say "Serving until Ctrl-C"
   echo "  $bin/gwho --socket=$socket"
   echo "  curl http://127.0.0.1:$exporter_port/metrics"
-  while [ $interrupted -eq 0 ]; do sleep 0.5; done
+  while [ $interrupted -eq 0 ]; do sleep 0.5 || true; done
 else
   pause $((seconds - shown > 8 ? seconds - shown - 8 : 1))
 fi
