@@ -75,6 +75,7 @@ func (j *Journal) openDatabase(ctx context.Context) error {
 		"_busy_timeout": {"5000"},
 		"_cache_size":   {"-1024"},
 		"_query_only":   {"1"},
+		"mode":          {"rw"}, // never makes a file where the journal's was
 	}))
 	if err != nil {
 		return err
@@ -93,11 +94,15 @@ func (j *Journal) closeDatabase() error {
 			errs = append(errs, db.Close())
 		}
 	}
+	j.reader, j.writer = nil, nil
 	return errors.Join(errs...)
 }
 
-// check looks for damage, for as long as checkTime.
+// check looks for damage, once and for as long as checkTime.
 func (j *Journal) check(ctx context.Context) error {
+	if j.checked {
+		return nil
+	}
 	limited, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
 	var answer string
@@ -111,6 +116,7 @@ func (j *Journal) check(ctx context.Context) error {
 	case answer != "ok":
 		return fmt.Errorf("%w: %s", errCheckFailed, answer)
 	}
+	j.checked = true
 	return nil
 }
 
@@ -139,21 +145,36 @@ func migrate(ctx context.Context, db *sql.DB) error {
 // moveAside keeps a damaged database for whoever wants to read what is left of
 // it, out of the way of a new one.
 func (j *Journal) moveAside(why error) error {
-	aside := j.path + ".damaged-" + j.now().UTC().Format("20060102T150405Z")
-	for n := 1; ; n++ {
-		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-		aside = fmt.Sprintf("%s.damaged-%s-%d", j.path, j.now().UTC().Format("20060102T150405Z"), n)
-	}
-	for _, suffix := range databaseFiles {
-		if err := os.Rename(j.path+suffix, aside+suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("move damaged journal aside: %w", err)
-		}
+	aside, err := j.renameDatabase("damaged")
+	if err != nil {
+		return fmt.Errorf("move damaged journal aside: %w", err)
 	}
 	j.log.Error("journal is damaged: moved aside and a new one begun; rows in it that were not pulled yet are missing from accounting until they are recovered (sqlite3 FILE .recover) and imported",
 		"path", j.path, "moved_to", aside, "err", why)
 	return nil
+}
+
+// renameDatabase gives whatever is in the database's place another name, which
+// says why, and returns it; it is empty if there was nothing.
+func (j *Journal) renameDatabase(why string) (aside string, err error) {
+	stem := j.path + "." + why + "-" + j.now().UTC().Format("20060102T150405Z")
+	name := stem
+	for n := 1; ; n++ {
+		if _, err := os.Lstat(name); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		name = fmt.Sprintf("%s-%d", stem, n)
+	}
+	for _, suffix := range databaseFiles {
+		err := os.Rename(j.path+suffix, name+suffix)
+		switch {
+		case err == nil:
+			aside = name
+		case !errors.Is(err, fs.ErrNotExist):
+			return "", err
+		}
+	}
+	return aside, nil
 }
 
 func isCorrupt(err error) bool {

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/mattn/go-sqlite3"
@@ -79,7 +80,8 @@ func export(ctx context.Context, dir string, w io.Writer) (Exported, error) {
 }
 
 // openToRead opens a database without changing it. One that was closed well
-// has no log beside it, and can be read where nothing can be written at all.
+// has nothing in a log beside it, and can be read where nothing can be written
+// at all.
 func openToRead(ctx context.Context, path string) (*sql.DB, error) {
 	open := func(more url.Values) (*sql.DB, error) {
 		more.Set("_busy_timeout", "5000")
@@ -100,10 +102,24 @@ func openToRead(ctx context.Context, path string) (*sql.DB, error) {
 	}
 	db, err := open(url.Values{})
 	var failed sqlite3.Error
-	if errors.As(err, &failed) && (failed.Code == sqlite3.ErrCantOpen || failed.Code == sqlite3.ErrReadonly) {
-		if _, statErr := os.Stat(path + "-wal"); errors.Is(statErr, fs.ErrNotExist) {
+	if errors.As(err, &failed) && slices.Contains([]sqlite3.ErrNo{sqlite3.ErrCantOpen, sqlite3.ErrReadonly, sqlite3.ErrFull, sqlite3.ErrIoErr}, failed.Code) {
+		if log, statErr := os.Stat(path + "-wal"); errors.Is(statErr, fs.ErrNotExist) || statErr == nil && log.Size() == 0 {
 			return open(url.Values{"immutable": {"1"}})
 		}
 	}
 	return db, err
+}
+
+// committedTo is the newest instant in a database that can only be read, 0 if
+// it can't be read either.
+func committedTo(ctx context.Context, path string) (instantUS int64) {
+	db, err := openToRead(ctx, path)
+	if err != nil {
+		return 0
+	}
+	defer db.Close()
+	if err := db.QueryRowContext(ctx, "SELECT instant_us FROM journal").Scan(&instantUS); err != nil {
+		return 0
+	}
+	return instantUS
 }

@@ -33,7 +33,7 @@ const (
 // trailers Next-Cursor and Complete-Through (RFC 3339, UTC). A page may have
 // fewer rows than limit though more are there; one without rows is the last.
 // 400 says that a parameter is wrong, 410 that the reader must begin again, 503
-// that other readers must finish first. Who may read is for the caller to
+// that other readers must finish first, or that the disk is full. Who may read is for the caller to
 // check. A page is read into memory first, so that a slow reader holds neither
 // the database nor the writer up.
 func (j *Journal) Handler() http.Handler {
@@ -109,6 +109,11 @@ func (j *Journal) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if errors.Is(err, ErrCursorGone) {
 		http.Error(w, ErrCursorGone.Error(), http.StatusGone)
+		return
+	}
+	if errors.Is(err, ErrDiskFull) {
+		w.Header().Set("Retry-After", "60")
+		http.Error(w, "the journal can't be read, because its disk is full or fails: see the exporter's log", http.StatusServiceUnavailable)
 		return
 	}
 	j.log.Error("journal can't be served", "err", err)

@@ -16,6 +16,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -73,14 +74,17 @@ type Journal struct {
 	now     func() time.Time
 	locks   []*os.File
 
-	writing   sync.Mutex // one writer; guards writer and the four below
-	writer    *sql.DB
+	writing   sync.Mutex             // one writer; guards writer and the six below
+	writer    *sql.DB                // nil while the database could not be opened
+	files     map[string]fs.FileInfo // of the open database and its log, by suffix
+	checked   bool                   // for damage
 	closed    bool
 	lastPrune time.Time
 	toldOld   time.Time
 
-	reader *sql.DB
-	pages  chan struct{} // slots for pages held in memory by the handler
+	serving sync.RWMutex  // guards reader
+	reader  *sql.DB       // nil while the database could not be opened
+	pages   chan struct{} // slots for pages held in memory by the handler
 
 	instantUS atomic.Int64
 	pulledSeq atomic.Int64 // newest row that a reader has named in a cursor
@@ -115,7 +119,8 @@ type Stats struct {
 // Open opens or begins the journal in options.Dir. Open rows that an earlier
 // run left become final. A database that is damaged is moved aside and a new
 // one begun. If another exporter has the node or the directory, the error is
-// ErrLocked; if the disk takes no writes, ErrDiskFull.
+// ErrLocked. A disk that takes no writes is no error: each Write tries again to
+// open the database, and is refused with ErrDiskFull until then.
 func Open(ctx context.Context, options Options) (*Journal, error) {
 	j, err := newJournal(options)
 	if err != nil {
@@ -125,18 +130,19 @@ func Open(ctx context.Context, options Options) (*Journal, error) {
 		j.unlock()
 		return nil, fmt.Errorf("open journal in %s: %w", j.options.Dir, err)
 	}
-	err = j.begin(ctx)
-	if isCorrupt(err) {
-		j.closeDatabase()
-		if err = j.moveAside(err); err == nil {
-			err = j.begin(ctx)
-		}
+	j.writing.Lock()
+	defer j.writing.Unlock()
+	if err = j.explain(j.start(ctx)); err == nil {
+		return j, nil
 	}
-	if err != nil {
-		j.closeDatabase()
+	err = fmt.Errorf("open journal %s: %w", j.path, err)
+	if !errors.Is(err, ErrDiskFull) {
 		j.unlock()
-		return nil, fmt.Errorf("open journal %s: %w", j.path, j.explain(err))
+		return nil, err
 	}
+	j.log.Error("the journal can't be opened; it is tried again with every write", "err", err)
+	j.stats.LastError = err.Error()
+	j.instantUS.Store(committedTo(ctx, j.path))
 	return j, nil
 }
 
@@ -205,7 +211,8 @@ func (j *Journal) begin(ctx context.Context) error {
 
 // LastInstantUS is the newest instant of the ledger's time that is committed,
 // in microseconds since 1970; 0 if there is none. Right after Open it is where
-// the earlier runs ended: a new run must not meter anything before it.
+// the earlier runs ended, also where a full disk lets the database be read only:
+// a new run must not meter anything before it.
 func (j *Journal) LastInstantUS() int64 { return j.instantUS.Load() }
 
 // Path is the database file.

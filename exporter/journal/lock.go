@@ -31,13 +31,34 @@ func (j *Journal) lock() error {
 	if path == "" {
 		path = DefaultLockPath()
 	}
-	for _, path := range []string{path, filepath.Join(j.options.Dir, "journal.lock")} {
+	for _, path := range []string{path, j.dirLockPath()} {
 		file, err := takeLock(path)
 		if err != nil {
 			return err
 		}
 		j.locks = append(j.locks, file)
 	}
+	return nil
+}
+
+func (j *Journal) dirLockPath() string { return filepath.Join(j.options.Dir, "journal.lock") }
+
+// relock takes the state directory again if its lock's file is gone.
+func (j *Journal) relock() error {
+	last := len(j.locks) - 1
+	held, err := j.locks[last].Stat()
+	if err != nil {
+		return err
+	}
+	if now, err := os.Stat(j.dirLockPath()); err == nil && os.SameFile(now, held) {
+		return nil
+	}
+	file, err := takeLock(j.dirLockPath())
+	if err != nil {
+		return err
+	}
+	j.locks[last].Close()
+	j.locks[last] = file
 	return nil
 }
 

@@ -66,6 +66,11 @@ func (j *Journal) Usage(ctx context.Context, after Cursor, limit int) (Page, err
 
 // page reads one page and remembers how far its reader is.
 func (j *Journal) page(ctx context.Context, after Cursor, limit int, take func(*usage.Row) (more bool, err error)) (Page, error) {
+	j.serving.RLock()
+	defer j.serving.RUnlock()
+	if j.reader == nil {
+		return Page{}, fmt.Errorf("read journal: %w: %s could not be opened yet", ErrDiskFull, j.path)
+	}
 	page, seq, err := readPage(ctx, j.reader, after, limit, take)
 	if err != nil {
 		return Page{}, fmt.Errorf("read journal: %w", j.explain(err))

@@ -93,8 +93,11 @@ func (j *Journal) writeLocked(ctx context.Context, b Batch, finish bool) error {
 	if j.closed {
 		return ErrClosed
 	}
-	err := j.explain(j.write(ctx, b, finish))
+	err := j.ready(ctx)
 	if err == nil {
+		err = j.write(ctx, b, finish)
+	}
+	if err = j.explain(err); err == nil {
 		j.prune(ctx)
 		return nil
 	}
