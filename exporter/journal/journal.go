@@ -24,6 +24,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -35,6 +36,9 @@ const (
 
 // minMaxBytes is room for some thousand rows beside the empty database.
 const minMaxBytes = 1 << 20
+
+// maxNodeBytes is more than any host name has.
+const maxNodeBytes = 255
 
 // fileName is the database within the state directory.
 const fileName = "journal.db"
@@ -150,8 +154,9 @@ func newJournal(options Options) (*Journal, error) {
 	if options.Dir == "" {
 		return nil, errors.New("no state directory given: set --state.dir")
 	}
-	if options.Node == "" || !utf8.ValidString(options.Node) || strings.IndexByte(options.Node, 0) >= 0 {
-		return nil, fmt.Errorf("node name %q is empty or not plain text", options.Node)
+	// What rows can't hold would be found out row by row, too late.
+	if options.Node == "" || !utf8.ValidString(options.Node) || strings.ContainsFunc(options.Node, unicode.IsControl) || len(options.Node) > maxNodeBytes {
+		return nil, fmt.Errorf("node name %.100q is empty, longer than %d bytes, or not plain text: give another with --node.name", options.Node, maxNodeBytes)
 	}
 	if options.MaxAge == 0 {
 		options.MaxAge = DefaultMaxAge

@@ -197,6 +197,9 @@ func TestBadOptions(t *testing.T) {
 		"no directory": {Node: "gpu01"},
 		"no node":      {Dir: t.TempDir()},
 		"NUL":          {Dir: t.TempDir(), Node: "a\x00"},
+		"two lines":    {Dir: t.TempDir(), Node: "a\nb"},
+		"escape":       {Dir: t.TempDir(), Node: "\x1b[31ma"},
+		"long":         {Dir: t.TempDir(), Node: strings.Repeat("x", 5000)},
 		"too small":    {Dir: t.TempDir(), Node: "gpu01", MaxBytes: 1000},
 	} {
 		if _, err := Open(t.Context(), options); err == nil {

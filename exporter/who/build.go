@@ -281,6 +281,8 @@ func missing(s *snapshot.Snapshot, a Answer, now time.Time) []Missing {
 		switch {
 		case c.State == CardHung:
 			out = append(out, Missing{MissingCard, indexOf(c), unnamed(c) + "did not answer in time: a call into the driver hangs; see dmesg for XID errors"})
+		case c.State == CardFailed && !s.NVMLUp:
+			// No card can be read then: that has been said, and is no fault of the card.
 		case c.State == CardFailed:
 			out = append(out, Missing{MissingCard, indexOf(c), unread(c.Reason)})
 		case c.State == CardDown && c.Reason == gpu.DownRefused:

@@ -152,6 +152,8 @@ func TestMissing(t *testing.T) {
 	}{
 		"nothing":         {s: snapshot.Snapshot{NVMLUp: true}},
 		"no driver":       {s: snapshot.Snapshot{NVMLError: "no driver"}, want: "nvml"},
+		"driver went":     {s: snapshot.Snapshot{NVMLError: "no driver", Cards: []snapshot.Card{{Reason: "missing"}, {Reason: "failed"}}}, want: "nvml"},
+		"hung, NVML gone": {s: snapshot.Snapshot{NVMLError: "no driver", Cards: []snapshot.Card{{Reason: "hung"}}}, want: "nvml card"},
 		"stale":           {s: snapshot.Snapshot{NVMLUp: true}, late: time.Minute, want: "stale"},
 		"clock went back": {s: snapshot.Snapshot{NVMLUp: true}, late: -time.Hour},
 		"unlisted card":   {s: snapshot.Snapshot{NVMLUp: true, Expected: 1}, want: "card"},
