@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"gpuledger/exporter/gpu"
 	"gpuledger/exporter/holders"
@@ -44,8 +45,8 @@ func Run(ctx context.Context, options Options) error {
 		Dir: options.StateDir, LockPath: options.LockPath, Node: options.NodeName, BootID: proc.BootID(),
 		Logger: options.Logger,
 	})
-	if errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("%w; run as root, or choose another directory with --state.dir", err)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("%w; make it writable, run as root, or choose another place with --state.dir and --state.lock", err)
 	}
 	if err != nil {
 		return err

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -30,48 +29,6 @@ func listenTCP(address string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: this machine does not have that address; correct --web.listen-address: %w", address, err)
 	}
 	return nil, fmt.Errorf("listen on %s: --web.listen-address takes host:port, such as %s: %w", address, DefaultListenAddress, err)
-}
-
-// unixSocket is a listener that removes its own file, and only that.
-type unixSocket struct {
-	*net.UnixListener
-	path string
-	file fs.FileInfo
-}
-
-func (u *unixSocket) Close() error {
-	// Another exporter may have put its own in this place.
-	if now, err := os.Lstat(u.path); err == nil && os.SameFile(now, u.file) {
-		// A file that stays does no harm: the next start removes it.
-		_ = os.Remove(u.path)
-	}
-	return u.UnixListener.Close()
-}
-
-// listenUnix opens a socket that everyone on the node may connect to: what it
-// shows to whom is decided by the uid of the peer.
-func listenUnix(path string) (net.Listener, error) {
-	const remedy = "choose another path with --socket, or none with --socket=''"
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("directory of the socket %s: %w; %s", path, err, remedy)
-	}
-	if err := removeStale(path); err != nil {
-		return nil, fmt.Errorf("socket %s: %w; %s", path, err, remedy)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("socket %s: %w; %s", path, err, remedy)
-	}
-	l.SetUnlinkOnClose(false)
-	info, err := os.Lstat(path)
-	if err == nil {
-		err = os.Chmod(path, 0o666)
-	}
-	if err != nil {
-		l.Close()
-		return nil, fmt.Errorf("socket %s: %w; %s", path, err, remedy)
-	}
-	return &unixSocket{UnixListener: l, path: path, file: info}, nil
 }
 
 // removeStale removes the socket that a dead process left.

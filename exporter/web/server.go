@@ -152,7 +152,7 @@ func (s *Server) listen() (listeners []net.Listener, err error) {
 	}
 	passed := func(l net.Listener) bool { return l.Addr().String() == s.options.Socket }
 	if s.options.Socket != "" && !slices.ContainsFunc(listeners, passed) {
-		l, err := listenUnix(s.options.Socket)
+		l, err := listenUnix(s.options.Socket, s.options.Logger)
 		if err != nil {
 			return listeners, err
 		}

@@ -441,7 +441,7 @@ func TestSocketPath(t *testing.T) {
 	if info, err := os.Stat(r.socket); err != nil || info.Mode().Perm() != 0o666 {
 		t.Errorf("socket: %v %v", info, err)
 	}
-	if _, err := listenUnix(r.socket); err == nil || !strings.Contains(err.Error(), "another gpu-exporter") {
+	if _, err := listenUnix(r.socket, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "another gpu-exporter") {
 		t.Errorf("a live socket was taken: %v", err)
 	}
 	expect(t, unixClient(r.socket), "http://exporter/-/ready", nil, 200, "ready")
@@ -460,7 +460,7 @@ func TestSocketPath(t *testing.T) {
 	}
 	dead.SetUnlinkOnClose(false)
 	dead.Close()
-	l, err := listenUnix(r.socket)
+	l, err := listenUnix(r.socket, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatalf("a dead socket was not taken over: %v", err)
 	}
@@ -475,7 +475,7 @@ func TestSocketPath(t *testing.T) {
 	if _, err := os.Stat(r.socket); err != nil {
 		t.Errorf("closing removed a file that is another's: %v", err)
 	}
-	if _, err := listenUnix(r.socket); err == nil || !strings.Contains(err.Error(), "not a socket") {
+	if _, err := listenUnix(r.socket, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file that is no socket was taken: %v", err)
 	}
 }
