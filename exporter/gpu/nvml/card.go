@@ -98,6 +98,7 @@ func (c *cardReader) read(order request) result {
 	if reading.State == gpu.StateGood {
 		c.readSamples(reading, &out.samples)
 		c.readMetrics(reading)
+		c.checkIdentity()
 	}
 	if reading.State != gpu.StateGood {
 		*reading = gpu.Reading{Card: reading.Card, At: reading.At, State: reading.State, Reason: reading.Reason}
@@ -123,6 +124,17 @@ func (c *cardReader) fail(f function, ret gonvml.Return) {
 		return
 	}
 	c.failed(failure(f, ret))
+}
+
+// checkIdentity throws the reading away if the handle has come to stand for
+// another card, as it can where cards come and go under a running NVML: one
+// person's use must not be written down on another's card.
+func (c *cardReader) checkIdentity() {
+	uuid, known := ask(c, metric{"uuid", fnGetUUID}, func() (string, gonvml.Return) { return c.library.uuid(c.device) })
+	if known && printable(uuid) != c.uuid {
+		c.out.stale = true
+		c.failed("its handle answers for another card now: cards are counted anew")
+	}
 }
 
 func (c *cardReader) failed(reason string) {

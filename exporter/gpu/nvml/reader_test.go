@@ -245,6 +245,36 @@ func TestLossMakesCardsDown(t *testing.T) {
 	}
 }
 
+// A card that goes makes the others move up. What is read through handles of
+// before must never be taken for the card that they were given for.
+func TestHandlesThatMove(t *testing.T) {
+	first := lab.GPU{UUID: "GPU-aaaaaaaa-0000-4000-8000-000000000000", Values: lab.Values{lab.TemperatureC: 41}}
+	second := lab.GPU{UUID: "GPU-bbbbbbbb-0000-4000-8000-000000000000", Values: lab.Values{lab.TemperatureC: 52}}
+	s := lab.Scenario{Epoch: epoch(), GPUs: []lab.GPU{first, second}}
+	n := readNode(t, s)
+	n.wait("two cards", good(2))
+	truthful := func(pass gpu.Pass) {
+		for _, r := range pass.Readings {
+			celsius, known := r.TemperatureC.Get()
+			if want := map[string]int64{first.UUID: 41, second.UUID: 52}[r.Card.UUID]; known && celsius != want {
+				t.Fatalf("%s has the %d °C of the other", r.Card.UUID, celsius)
+			}
+		}
+	}
+	s.GPUs = []lab.GPU{second}
+	n.write(s)
+	n.wait("the second card at the first place, and no other", func(pass gpu.Pass) bool {
+		truthful(pass)
+		return len(pass.Readings) == 1 && pass.Readings[0].Card.UUID == second.UUID && pass.Readings[0].State == gpu.StateGood
+	})
+	s.GPUs = []lab.GPU{first, second}
+	n.write(s)
+	n.wait("the first place told from the second", func(pass gpu.Pass) bool {
+		truthful(pass)
+		return good(2)(pass)
+	})
+}
+
 func TestFailures(t *testing.T) {
 	for _, test := range []struct {
 		function string
