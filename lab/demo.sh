@@ -7,6 +7,11 @@ cd "$(dirname "$0")/.."
 
 seconds=${DEMO_SECONDS:-0}
 bin=$PWD/bin
+# The journal is for whom the kernel names, and it names nobody with this uid.
+[ "$(id -u)" != "$(cat /proc/sys/kernel/overflowuid)" ] || {
+  echo "demo: uid $(id -u) stands for every user that the kernel can't tell: run it as another user" >&2
+  exit 1
+}
 work=$(mktemp -d "${TMPDIR:-/tmp}/gpuledger-demo.XXXXXX")
 chmod 755 "$work"
 socket=$work/exporter.sock

@@ -193,7 +193,7 @@ func (j *Journal) explain(err error) error {
 	}
 	switch failed.Code {
 	case sqlite3.ErrFull, sqlite3.ErrIoErr:
-		return fmt.Errorf("%w: %s can't be written: free space on its file system, lower --journal.max-size, or move --state.dir: %w", ErrDiskFull, j.path, err)
+		return fmt.Errorf("%w: %s can't be written: free space on its file system, or move --state.dir: %w", ErrDiskFull, j.path, err)
 	case sqlite3.ErrCorrupt, sqlite3.ErrNotADB:
 		return fmt.Errorf("%s was damaged while in use: restart gpu-exporter to begin a new journal: %w", j.path, err)
 	}

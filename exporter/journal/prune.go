@@ -92,7 +92,7 @@ func (j *Journal) pruneOnce(ctx context.Context, now time.Time) error {
 	unpulled := max(0, upTo-max(pulled, from-1))
 	j.log.Info("pruned the journal's oldest rows", "rows", upTo-from+1, "up_to_seq", upTo)
 	if unpulled > 0 {
-		j.log.Error("the journal is at its size limit: rows that were never pulled are lost to accounting; start the collector or raise --journal.max-size",
+		j.log.Error("the journal is at its size limit: rows that were never pulled are lost to accounting; start the collector",
 			"rows", unpulled, "max_bytes", j.options.MaxBytes)
 	}
 	j.statsMu.Lock()
