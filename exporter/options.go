@@ -28,12 +28,14 @@ const (
 
 // Options of Run.
 type Options struct {
-	NodeName       string
-	StateDir       string
-	LockPath       string // empty for the journal's default outside StateDir
-	ProcFS         string
-	SampleInterval time.Duration
-	MaxGap         time.Duration
+	NodeName string
+	StateDir string
+	LockPath string // empty for the journal's default outside StateDir
+	// JournalMaxBytes bounds the journal on disk; 0 for the journal's default.
+	JournalMaxBytes int64
+	ProcFS          string
+	SampleInterval  time.Duration
+	MaxGap          time.Duration
 	// MaxWorkloads is how many workloads /metrics shows before it folds.
 	MaxWorkloads int
 	Config       Config

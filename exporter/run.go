@@ -42,7 +42,7 @@ func Run(ctx context.Context, options Options) error {
 		return err
 	}
 	rows, err := journal.Open(ctx, journal.Options{
-		Dir: options.StateDir, LockPath: options.LockPath, Node: options.NodeName, BootID: proc.BootID(),
+		Dir: options.StateDir, LockPath: options.LockPath, MaxBytes: options.JournalMaxBytes, Node: options.NodeName, BootID: proc.BootID(),
 		Logger: options.Logger,
 	})
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {

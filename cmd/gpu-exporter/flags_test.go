@@ -13,6 +13,7 @@ func TestNonsenseIsRefused(t *testing.T) {
 		{"--sample.interval=-1s"},
 		{"--sample.interval=1"},
 		{"--sample.max-gap=1ms"},
+		{"--journal.max-size=0"},
 		{"--metrics.max-workloads=-5"},
 		{"--metrics.max-workloads=many"},
 		{"--log.level=loud"},

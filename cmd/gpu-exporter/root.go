@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"gpuledger/exporter"
+	"gpuledger/exporter/journal"
 	"gpuledger/exporter/metrics"
 	"gpuledger/exporter/web"
 )
@@ -59,6 +60,7 @@ func newRoot() *cobra.Command {
 	flags.DurationVar(&s.options.MaxGap, "sample.max-gap", exporter.DefaultMaxGap, "longest time between two readings that still counts; longer ones are unobserved")
 	flags.StringVar(&s.options.StateDir, "state.dir", exporter.DefaultStateDir, "directory of the journal")
 	flags.StringVar(&s.options.LockPath, "state.lock", "", "lock file that keeps a second exporter off the node (default: under /run)")
+	flags.Int64Var(&s.options.JournalMaxBytes, "journal.max-size", journal.DefaultMaxBytes, "bound of the journal on disk, in bytes; the oldest rows go first")
 	flags.StringVar(&s.options.NodeName, "node.name", "", "name of this node in rows and metrics (default: the host name)")
 	flags.IntVar(&s.options.MaxWorkloads, "metrics.max-workloads", metrics.DefaultMaxWorkloads, "workloads shown on /metrics before further ones are folded per user")
 	flags.StringVar(&s.configFile, "config.file", "", "configuration file (YAML); may be absent")

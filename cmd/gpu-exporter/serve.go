@@ -26,6 +26,9 @@ func (s *settings) serve(ctx context.Context, stderr io.Writer) error {
 	if options.MaxGap < 2*options.SampleInterval {
 		return usageError{fmt.Errorf("--sample.max-gap %v is below twice --sample.interval %v: one late reading would lose its time", options.MaxGap, options.SampleInterval)}
 	}
+	if options.JournalMaxBytes <= 0 {
+		return usageError{fmt.Errorf("--journal.max-size %d is not above 0", options.JournalMaxBytes)}
+	}
 	if options.MaxWorkloads < 0 {
 		return usageError{fmt.Errorf("--metrics.max-workloads %d is below 0", options.MaxWorkloads)}
 	}

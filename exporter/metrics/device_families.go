@@ -304,7 +304,7 @@ func putCurrentAndMax(current, most gpu.Optional[int64], put putFunc) {
 }
 
 // downReasons bounds the label reason: a Reason may carry free text.
-var downReasons = []string{gpu.DownLost, gpu.DownResetRequired, gpu.DownRefused, "hung", "failed"}
+var downReasons = []string{gpu.DownLost, gpu.DownResetRequired, gpu.DownRefused, "hung", "missing", "failed"}
 
 var healthFamilies = []Family{
 	{
@@ -315,8 +315,8 @@ var healthFamilies = []Family{
 	},
 	{
 		Name: "gpu_down_reason", Unit: Info, Group: GroupHealth, Labels: with(cardLabels, "reason"),
-		Help:   "Why the card is not up: lost, reset_required, refused, hung or failed; absent while it is up",
-		Source: "NVML's return codes, hung: a call past its deadline",
+		Help:   "Why the card is not up: lost, reset_required, refused, hung, missing or failed; absent while it is up",
+		Source: "NVML's return codes, hung: a call past its deadline, missing: no longer listed",
 		read: ofCards(func(c cardView, put putFunc) {
 			if c.Up {
 				return
