@@ -66,6 +66,13 @@ port() { # port FIRST: a free one from there
 exporter_port=$(port 10094)
 accounting_port=$(port $((exporter_port + 1)))
 
+scrape() { # /metrics by the shell alone: a fresh machine has no curl
+  exec 3<>"/dev/tcp/127.0.0.1/$exporter_port"
+  printf 'GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3
+  cat <&3
+  exec 3>&-
+}
+
 start_exporter() {
   echo "runtimes: {docker: [\"$docker_socket\"]}" >"$work/exporter.yml"
   setsid "$bin/gpu-exporter" --config.file="$work/exporter.yml" --nvml.library-path="$bin/lab/libnvidia-ml.so.1" --socket="$socket" --state.dir="$work/exporter" \
@@ -127,7 +134,7 @@ say "gwho: who holds which GPU"
 "$bin/gwho" --socket="$socket" || [ $? -eq 3 ]
 
 say "/metrics (a sample)"
-curl -fsS "http://127.0.0.1:$exporter_port/metrics" >"$work/metrics"
+scrape >"$work/metrics"
 grep -E '^gpu_(utilization_ratio|workload_share_seconds_total|workload_energy_joules_total|state_seconds_total|conservation_error_seconds)' "$work/metrics" | head -n 24
 
 if [ "$seconds" -eq 0 ]; then

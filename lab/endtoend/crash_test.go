@@ -12,6 +12,7 @@ import (
 
 	"gpuledger/exporter/usage"
 	"gpuledger/lab"
+	"gpuledger/lab/labtest"
 )
 
 // sums adds up rows by user (or state), and in all.
@@ -154,6 +155,9 @@ func TestSecondExporter(t *testing.T) {
 
 // TestOrdinaryUser sees who holds what, and not the journal.
 func TestOrdinaryUser(t *testing.T) {
+	if _, err := exec.LookPath("curl"); err != nil {
+		labtest.Missing(t, "curl")
+	}
 	holder := work(t, 4713)
 	n := newNode(t, "open", lab.Scenario{GPUs: one(t), Processes: []lab.Process{{PID: holder.pid, SM: 50}}})
 	n.start()
