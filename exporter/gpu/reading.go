@@ -52,10 +52,13 @@ const (
 
 // Card is a card's identity and what about it does not change while it works.
 type Card struct {
-	UUID            string // NVML's full form, GPU-xxxxxxxx-…
-	Index           int    // NVML index; frozen per UUID by the exporter
-	Name            string // product name, valid UTF-8
-	PCIBusID        string // domain:bus:device.function, as NVML prints it
+	UUID     string // NVML's full form, GPU-xxxxxxxx-…
+	Index    int    // NVML index; frozen per UUID by the exporter
+	Name     string // product name, valid UTF-8
+	PCIBusID string // domain:bus:device.function, as NVML prints it
+	// Minor is the N of the card's device file /dev/nvidiaN, which is not always
+	// its index.
+	Minor           Optional[int64]
 	Serial          string
 	VBIOS           string
 	MIGMode         Optional[bool]

@@ -51,6 +51,10 @@ func (l *library) serial(d gonvml.Device) (string, gonvml.Return) {
 	return guarded(l, fnGetSerial, d.GetSerial)
 }
 
+func (l *library) minorNumber(d gonvml.Device) (int, gonvml.Return) {
+	return guarded(l, fnGetMinorNumber, d.GetMinorNumber)
+}
+
 func (l *library) vbios(d gonvml.Device) (string, gonvml.Return) {
 	return guarded(l, fnGetVbiosVersion, d.GetVbiosVersion)
 }

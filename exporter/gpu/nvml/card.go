@@ -218,6 +218,7 @@ func (c *cardReader) readFixed() {
 	if pci, known := ask(c, metric{"pci", fnGetPciInfo}, func() (gonvml.PciInfo, gonvml.Return) { return l.pci(d) }); known {
 		card.PCIBusID = busID(pci)
 	}
+	card.Minor = c.askInt(metric{"minor_number", fnGetMinorNumber}, l.minorNumber, 0, mostMinorNumber)
 	c.fixed.thresholds = nil
 	for _, t := range thresholds {
 		value, known := ask(c, metric{t.metric, fnGetTemperatureThreshold}, func() (uint32, gonvml.Return) {

@@ -21,6 +21,7 @@ const (
 	mostFanPercent     = 200 // NVML: may exceed 100 in certain cases
 	mostFans           = 32
 	mostMemoryBytes    = 1 << 50
+	mostMinorNumber    = 1 << 20 // what the kernel has for a minor number
 	mostPCIeGeneration = 16
 	mostPCIeWidth      = 64
 	mostECCErrors      = 1 << 62

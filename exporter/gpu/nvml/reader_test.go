@@ -181,7 +181,7 @@ func TestReadsEverything(t *testing.T) {
 			UUID: "GPU-11111111-2222-3333-4444-555555555555", Name: "NVIDIA \xffH200\n", Serial: "123", VBIOS: "96.00", PCIBusID: "00000000:18:00.0",
 			Values: lab.Values{
 				lab.MemoryTotalMiB: 1000, lab.MemoryUsedMiB: 300, lab.TemperatureC: 61, lab.PowerMW: 312345, lab.EnergyMJ: 1000,
-				lab.UtilizationPercent: 87, lab.ThrottleReasons: 0x40,
+				lab.UtilizationPercent: 87, lab.ThrottleReasons: 0x40, lab.MinorNumber: 3,
 			},
 		}, {}},
 		Processes: []lab.Process{
@@ -194,7 +194,7 @@ func TestReadsEverything(t *testing.T) {
 	}
 	r := reading(pass, 0)
 	if r.Card.UUID != "GPU-11111111-2222-3333-4444-555555555555" || r.Card.Name != "NVIDIA \uFFFDH200" || r.Card.Serial != "123" ||
-		r.Card.VBIOS != "96.00" || r.Card.PCIBusID != "00000000:18:00.0" || r.Card.MIGMode != gpu.Some(false) {
+		r.Card.VBIOS != "96.00" || r.Card.PCIBusID != "00000000:18:00.0" || r.Card.MIGMode != gpu.Some(false) || r.Card.Minor != gpu.Some[int64](3) {
 		t.Errorf("card %+v", r.Card)
 	}
 	want := []gpu.Process{

@@ -15,6 +15,7 @@ const (
 	fnGetUUID
 	fnGetName
 	fnGetSerial
+	fnGetMinorNumber
 	fnGetVbiosVersion
 	fnGetPciInfo
 	fnGetPersistenceMode
@@ -86,6 +87,7 @@ var manifest = [functionCount]entry{
 	fnGetUUID:                         {"GetUUID", []string{"nvmlDeviceGetUUID"}},
 	fnGetName:                         {"GetName", []string{"nvmlDeviceGetName"}},
 	fnGetSerial:                       {"GetSerial", []string{"nvmlDeviceGetSerial"}},
+	fnGetMinorNumber:                  {"GetMinorNumber", []string{"nvmlDeviceGetMinorNumber"}},
 	fnGetVbiosVersion:                 {"GetVbiosVersion", []string{"nvmlDeviceGetVbiosVersion"}},
 	fnGetPciInfo:                      {"GetPciInfo", []string{"nvmlDeviceGetPciInfo", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo_v3"}},
 	fnGetPersistenceMode:              {"GetPersistenceMode", []string{"nvmlDeviceGetPersistenceMode"}},
