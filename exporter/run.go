@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"gpuledger/exporter/gpu"
+	"gpuledger/exporter/history"
 	"gpuledger/exporter/holders"
 	"gpuledger/exporter/journal"
 	"gpuledger/exporter/metrics"
@@ -56,7 +57,7 @@ func Run(ctx context.Context, options Options) error {
 	scrape := metrics.NewHandler(options.store, metrics.Options{
 		MaxWorkloads: options.MaxWorkloads, Runtime: metrics.NewRuntimeRegistry(), Logger: options.Logger,
 	})
-	server, err := options.server(scrape, rows.Handler())
+	server, err := options.server(scrape, rows.Handler(), history.Handler(rows.Back, options.NodeName, nil, options.Logger))
 	if err != nil {
 		return err
 	}
@@ -93,10 +94,10 @@ func (o Options) holders(proc *procfs.FS) holders.Options {
 	}
 }
 
-func (o Options) server(scrape, usage http.Handler) (*web.Server, error) {
+func (o Options) server(scrape, usage, before http.Handler) (*web.Server, error) {
 	settings := o.Web
 	settings.Access = o.Config.Access
-	settings.Store, settings.Metrics, settings.Usage = o.store, scrape, usage
+	settings.Store, settings.Metrics, settings.Usage, settings.History = o.store, scrape, usage, before
 	settings.Node, settings.Version, settings.Logger = o.NodeName, o.Version, o.Logger
 	return web.New(settings)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"gpuledger/exporter"
+	"gpuledger/exporter/history"
 	"gpuledger/exporter/web"
 	"gpuledger/exporter/who"
 )
@@ -62,7 +63,7 @@ func TestDocumentationNamesEverything(t *testing.T) {
 			t.Errorf("the system's program %s is not in the document", command)
 		}
 	}
-	for _, path := range []string{who.Path, web.MetricsPath, web.UsagePath, web.HealthyPath, web.ReadyPath} {
+	for _, path := range []string{who.Path, history.Path, web.MetricsPath, web.UsagePath, web.HealthyPath, web.ReadyPath} {
 		if !strings.Contains(document, "`"+path+"`") && !strings.Contains(document, "`"+path+"?") {
 			t.Errorf("path %s is not in the document", path)
 		}

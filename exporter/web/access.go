@@ -12,6 +12,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"gpuledger/exporter/history"
 	"gpuledger/exporter/who"
 )
 
@@ -95,6 +96,22 @@ func (a *access) forWho(next http.Handler) http.Handler {
 	return a.guard(next, func(r *http.Request) bool { return a.openLive && onNode(r) || a.passedConfigFile(r) },
 		"who holds what is open on the node itself only, and nowhere if access.open_live is false: otherwise it needs a token, "+
 			"a client certificate, an allowed uid, or a user of the web configuration file")
+}
+
+// forHistory lets through whoever the kernel names, while live is open, and
+// those who may read everybody's usage. Over TCP, loopback too, nobody is named:
+// there it takes proof.
+func (a *access) forHistory(next http.Handler) http.Handler {
+	known := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p, _ := r.Context().Value(peerKey{}).(peer)
+		all, _ := a.proven(r)
+		next.ServeHTTP(w, r.WithContext(history.WithReader(r.Context(), history.Reader{UID: p.uid, Known: p.known, All: all})))
+	})
+	return a.guard(known, func(r *http.Request) bool {
+		p, _ := r.Context().Value(peerKey{}).(peer)
+		return p.known && a.openLive
+	}, "history is for people whom the node knows: ask over the unix socket (not while access.open_live is false), "+
+		"or with what usage needs (a token, a client certificate or an allowed uid)")
 }
 
 func (a *access) guard(next http.Handler, open func(*http.Request) bool, message string) http.Handler {

@@ -37,9 +37,9 @@ type Options struct {
 	// Store is where the newest snapshot is; the exporter is ready once it has
 	// one.
 	Store *snapshot.Store
-	// Metrics serves /metrics and Usage /api/v1/usage, both behind the access
-	// rules. A nil one leaves its path out.
-	Metrics, Usage http.Handler
+	// Metrics serves /metrics, Usage /api/v1/usage and History /api/v1/history,
+	// all behind the access rules. A nil one leaves its path out.
+	Metrics, Usage, History http.Handler
 
 	Node    string
 	Version string

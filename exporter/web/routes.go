@@ -10,10 +10,11 @@ import (
 
 	toolkit "github.com/prometheus/exporter-toolkit/web"
 
+	"gpuledger/exporter/history"
 	"gpuledger/exporter/who"
 )
 
-// Paths beside who.Path.
+// Paths beside who.Path and history.Path.
 const (
 	MetricsPath = "/metrics"
 	UsagePath   = "/api/v1/usage"
@@ -34,6 +35,9 @@ func routes(o Options, a *access) (http.Handler, error) {
 	}
 	if o.Usage != nil {
 		mux.Handle("GET "+UsagePath, a.forUsage(o.Usage))
+	}
+	if o.History != nil {
+		mux.Handle("GET "+history.Path, a.forHistory(o.History))
 	}
 	mux.HandleFunc("GET "+HealthyPath, func(w http.ResponseWriter, _ *http.Request) {
 		plain(w, http.StatusOK, "gpu-exporter is running.\n")
@@ -63,6 +67,9 @@ func landingPage(o Options) (http.Handler, error) {
 	}
 	if o.Metrics != nil {
 		links = append([]toolkit.LandingLinks{{Address: MetricsPath, Text: "Metrics", Description: "for Prometheus"}}, links...)
+	}
+	if o.History != nil {
+		links = append(links, toolkit.LandingLinks{Address: history.Path, Text: "Who held what", Description: "the last day, as JSON (gwho --history shows it as a table); over the unix socket, or with what usage needs"})
 	}
 	if o.Usage != nil {
 		links = append(links, toolkit.LandingLinks{Address: UsagePath, Text: "Usage", Description: "the journal; needs a token, a client certificate or an allowed uid"})

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -207,27 +206,7 @@ func TestPeersOfTheSocket(t *testing.T) {
 		t.Skip("needs root")
 	}
 	r := start(t, func(o *Options) { o.Access.AllowedUIDs = []uint32{995, 65534} })
-	binary := filepath.Join(filepath.Dir(filepath.Dir(r.socket)), "client")
-	self, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(binary, self, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	as := func(uid uint32, path string) (status, body string) {
-		t.Helper()
-		command := exec.Command(binary)
-		command.Dir = "/"
-		command.Env = []string{"WEB_TEST_SOCKET=" + r.socket, "WEB_TEST_PATH=" + path}
-		command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-		out, err := command.CombinedOutput()
-		if err != nil {
-			t.Fatalf("client as %d: %v: %s", uid, err, out)
-		}
-		status, body, _ = strings.Cut(string(out), "\n")
-		return status, body
-	}
+	as := asUser(t, r)
 	for _, c := range []struct {
 		uid   uint32
 		lines string
