@@ -50,7 +50,11 @@ type options struct {
 	procfs        string
 	cards         []string
 	watch         time.Duration
+	history       string // how far back
 }
+
+// defaultHistory is how far back --history goes by itself.
+const defaultHistory = "24h"
 
 const long = `Shows who holds which GPU of this node: a line for each card, and under it
 every user with a process on it, or to whom it was given.
@@ -89,6 +93,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 				return exit{exitUsage, fmt.Errorf("--watch %s: at least 1s", o.watch)}
 			}
 			var err error
+			if command.Flags().Changed("history") {
+				code, err = showHistory(command.Context(), o, users, stdout)
+				return err
+			}
 			code, err = show(command.Context(), o, users, stdout, stderr)
 			return err
 		},
@@ -99,12 +107,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "also show UUIDs, containers, how the user was found, and your own command lines")
 	flags.StringSliceVar(&o.cards, "gpu", nil, "only these cards: index, or UUID of a card or MIG instance")
 	flags.DurationVar(&o.watch, "watch", 0, "show again and again, every so often, such as 2s")
+	flags.StringVar(&o.history, "history", "", "who held the cards before, so long back: 24h, 90m, 7d")
+	flags.Lookup("history").NoOptDefVal = defaultHistory
 	flags.StringVar(&o.socket, "socket", defaultSocket, "unix socket of gpu-exporter")
 	flags.StringVar(&o.url, "url", "", "ask the gpu-exporter at this address instead, such as http://gpu01:10094")
 	flags.StringVar(&o.tokenFile, "token-file", "", "file with the token for --url")
 	flags.StringVar(&o.libraryPath, "nvml.library-path", "", "libnvidia-ml.so.1 to use when there is no exporter")
 	flags.StringVar(&o.procfs, "path.procfs", "/proc", "procfs of the node, when there is no exporter")
 	command.MarkFlagsMutuallyExclusive("socket", "url")
+	command.MarkFlagsMutuallyExclusive("history", "watch")
 	command.SetVersionTemplate("{{.Version}}\n")
 	command.SetArgs(args)
 	command.SetOut(stdout)

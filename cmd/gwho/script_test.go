@@ -31,7 +31,8 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs testdata/scripts. Their commands beside gwho:
 //
-//	exporter SCENE   serves SCENE on $SOCKET and on $URL, by the real server
+//	exporter SCENE   serves SCENE on $SOCKET and on $URL, by the real server; the
+//	                 scene "past" has a journal
 //	impostor SCENE   serves what no exporter would, on $SOCKET
 //	code N gwho …    fails unless gwho ends with exit code N
 //	process FILE     starts a process, and writes its PID to FILE
@@ -103,6 +104,9 @@ func exporterCommand(ts *testscript.TestScript, _ bool, args []string) {
 	if closed {
 		options.Access.OpenLive = new(false)
 	}
+	if args[0] == "past" {
+		options.History = pastOf(ts)
+	}
 	server, err := web.New(options)
 	ts.Check(err)
 	done := make(chan error, 1)
@@ -131,7 +135,7 @@ func scenes(ts *testscript.TestScript, name string) *snapshot.Snapshot {
 		{Up: true, Identity: gpu.Card{Index: 1, UUID: "GPU-11111111", Name: "NVIDIA H200"}, Reading: &gpu.Reading{}},
 	}}
 	switch name {
-	case "good", "closed":
+	case "good", "closed", "past":
 	case "hung":
 		s.Cards[1].Up, s.Cards[1].Reason, s.Cards[1].Reading = false, "hung", nil
 	case "stale":
