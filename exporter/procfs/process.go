@@ -56,6 +56,7 @@ type Stat struct {
 	Command    string // comm: at most 15 bytes, chosen by the process itself
 	State      byte   // R, S, D, Z, …
 	ParentPID  uint32
+	Threads    int    // those that live, and the first one even if it has ended
 	StartTicks uint64 // field 22: clock ticks since boot
 	flags      uint64
 }
@@ -298,6 +299,9 @@ func parseStat(data []byte) (Stat, error) {
 	}
 	if parent, err := strconv.ParseUint(string(fields[1]), 10, 32); err == nil {
 		s.ParentPID = uint32(parent)
+	}
+	if threads, err := strconv.ParseUint(string(fields[17]), 10, 22); err == nil {
+		s.Threads = int(threads)
 	}
 	return s, nil
 }
