@@ -153,10 +153,9 @@ func TestHungLooksAreLeftAlone(t *testing.T) {
 			t.Fatalf("%+v, %v", result, err)
 		}
 	}
-	close(looks)
 	count := 0
-	for pid := range looks {
-		if pid == bad {
+	for range len(looks) {
+		if <-looks == bad {
 			count++
 		}
 	}
