@@ -9,7 +9,6 @@ package devicewalk
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -246,16 +245,19 @@ func (w *Walker) examineProcess(pid uint32, mapped bool) (look, error) {
 	// One that is ending has nothing open any more, and is told by where it is.
 	ending := stat.Exiting()
 	devices, err := h.OpenDevices()
-	if err != nil && !ending {
-		return look{}, err
-	}
 	p.Devices = w.wanted(devices)
-	if len(p.Devices) == 0 && mapped {
-		devices, err := h.MappedDevices(w.options.ByName)
-		if err != nil && !ending {
-			return look{}, fmt.Errorf("look at its mappings: %w", err)
-		}
+	if err == nil && len(p.Devices) == 0 && mapped {
+		devices, err = h.MappedDevices(w.options.ByName)
 		p.Devices = w.wanted(devices)
+	}
+	if err != nil && !ending {
+		// It may have begun to end under our eyes: then all that it has is
+		// refused, to root too.
+		now, statErr := h.Stat()
+		if statErr != nil || !now.Exiting() {
+			return look{}, err
+		}
+		p.Stat, ending = now, true
 	}
 	if len(p.Devices) == 0 && !ending {
 		return look{}, nil
