@@ -247,7 +247,11 @@ func (w *Walker) examineProcess(pid uint32, mapped bool) (look, error) {
 	devices, err := h.OpenDevices()
 	p.Devices = w.wanted(devices)
 	if err == nil && len(p.Devices) == 0 && mapped {
-		devices, err = h.MappedDevices(w.options.ByName)
+		// Some kernels refuse a mapping where they show the descriptors, which
+		// are what counts: hardly anybody maps a device and closes it.
+		if devices, err = h.MappedDevices(w.options.ByName); errors.Is(err, procfs.ErrHidden) {
+			err = nil
+		}
 		p.Devices = w.wanted(devices)
 	}
 	if err != nil && !ending {
