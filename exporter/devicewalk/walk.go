@@ -241,7 +241,7 @@ func (w *Walker) examineProcess(pid uint32, mapped bool) (look, error) {
 	if stat.KernelThread() || w.options.Skip != nil && w.options.Skip(pid, stat.ParentPID) {
 		return look{}, nil
 	}
-	p := Process{PID: pid, Stat: stat}
+	p := Process{PID: pid, Stat: stat, ExecutableUID: -1}
 	// One that is ending has nothing open any more, and is told by where it is.
 	ending := stat.Exiting()
 	devices, err := h.OpenDevices()

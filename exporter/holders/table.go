@@ -65,6 +65,8 @@ type Table struct {
 	turnAt                 time.Time
 	polled                 []unix.PollFd
 	pollees                []*process
+	asked                  []meter.ProcessKey
+	askedFrom              int
 	listed                 map[uint32]int64 // PIDs of the pass at hand: monotonic time at which their reading ended
 	gone                   map[uint32]bool  // listed, but not in /proc, at the last pass
 	hidden                 map[uint32]bool
@@ -175,6 +177,7 @@ func (t *Table) Refresh(_ context.Context, pass gpu.Pass) {
 		}
 	}
 	t.gone, t.hidden = gone, hidden
+	t.admitAsked(now)
 	t.reread(now)
 	for key, p := range t.processes {
 		if now.Sub(p.lastListed) > rememberedFor {

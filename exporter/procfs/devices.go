@@ -220,7 +220,7 @@ func (h *Handle) KernelStack() string {
 		if err != nil {
 			continue
 		}
-		if stat, err := parseStat(data); err != nil || stat.State != 'D' {
+		if stat, err := ParseStat(data); err != nil || stat.State != 'D' {
 			continue
 		}
 		data, err = h.readFile(name+"/stack", maxStackBytes)

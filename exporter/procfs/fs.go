@@ -101,7 +101,7 @@ func (fs *FS) checkNamespace() error {
 	}
 	data, err := readSmall(filepath.Join(fs.root, "2/stat"))
 	if err == nil {
-		if s, err := parseStat(data); err == nil && s.flags&flagKernelThread != 0 {
+		if s, err := ParseStat(data); err == nil && s.flags&flagKernelThread != 0 {
 			return nil
 		}
 		return fmt.Errorf("%w (its PID 2 is not the kernel's); %s", ErrNotInitialPIDNamespace, remedy)

@@ -159,7 +159,7 @@ func (h *Handle) Stat() (Stat, error) {
 	if err != nil {
 		return Stat{}, err
 	}
-	s, err := parseStat(data)
+	s, err := ParseStat(data)
 	if err != nil {
 		return Stat{}, fmt.Errorf("%s: %w", h.path("stat"), err)
 	}
@@ -278,9 +278,9 @@ func classify(path string, err error) error {
 	return &os.PathError{Op: "read", Path: path, Err: err}
 }
 
-// parseStat reads /proc/PID/stat. The command may hold anything, parentheses
+// ParseStat reads /proc/PID/stat. The command may hold anything, parentheses
 // and newlines too, so the fields are counted from the last one.
-func parseStat(data []byte) (Stat, error) {
+func ParseStat(data []byte) (Stat, error) {
 	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
 	if open < 0 || end < open {
 		return Stat{}, errors.New("stat without a command in parentheses")

@@ -196,7 +196,7 @@ func TestStrangerIsReadWithoutItsSecrets(t *testing.T) {
 func TestParseStat(t *testing.T) {
 	const tail = " S 1 2 3 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 127619 0 0"
 	for _, command := range []string{"bash", "a) R 7 (b", "x\n y", "((sd-pam))", "", ")"} {
-		s, err := parseStat([]byte("4713 (" + command + ")" + tail))
+		s, err := ParseStat([]byte("4713 (" + command + ")" + tail))
 		if err != nil || s.StartTicks != 127619 || s.State != 'S' || s.ParentPID != 1 {
 			t.Errorf("command %q: %+v, %v", command, s, err)
 		}
@@ -205,7 +205,7 @@ func TestParseStat(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"", "1 bash", "1 (a) S 1", "1 )a( S" + tail, "1 (a) S 1 2 3 0 -1 x 0 0 0 0 0 0 0 0 20 0 1 0 y"} {
-		if s, err := parseStat([]byte(bad)); err == nil {
+		if s, err := ParseStat([]byte(bad)); err == nil {
 			t.Errorf("%q was read as %+v", bad, s)
 		}
 	}
@@ -214,7 +214,7 @@ func TestParseStat(t *testing.T) {
 func FuzzParseStat(f *testing.F) {
 	f.Add([]byte(kernel))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		parseStat(data)
+		ParseStat(data)
 		var p Process
 		p.parseStatus(data)
 	})
