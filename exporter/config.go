@@ -14,6 +14,7 @@ import (
 	"github.com/goccy/go-yaml/token"
 
 	"gpuledger/exporter/owner"
+	"gpuledger/exporter/suspects"
 	"gpuledger/exporter/web"
 )
 
@@ -25,7 +26,18 @@ type Config struct {
 	Access   web.AccessConfig `yaml:"access"`
 	Owner    owner.Config     `yaml:"owner"`
 	Runtimes RuntimesConfig   `yaml:"runtimes"`
+	Suspects SuspectsConfig   `yaml:"suspects"`
 }
+
+// SuspectsConfig says when it is looked for who has memory that no listed
+// process explains.
+type SuspectsConfig struct {
+	// UnexplainedMemoryMiB is from how much such memory on a card on; 0 switches
+	// it off.
+	UnexplainedMemoryMiB uint64 `yaml:"unexplained_memory_mib"`
+}
+
+func (c SuspectsConfig) thresholdBytes() uint64 { return min(c.UnexplainedMemoryMiB, 1<<40) << 20 }
 
 // RuntimesConfig says where container engines are asked for names.
 type RuntimesConfig struct {
@@ -35,7 +47,10 @@ type RuntimesConfig struct {
 
 // DefaultConfig is the configuration without a file.
 func DefaultConfig() Config {
-	return Config{Owner: owner.DefaultConfig(), Runtimes: RuntimesConfig{Docker: []string{DefaultDockerSocket}}}
+	return Config{
+		Owner: owner.DefaultConfig(), Runtimes: RuntimesConfig{Docker: []string{DefaultDockerSocket}},
+		Suspects: SuspectsConfig{UnexplainedMemoryMiB: suspects.DefaultThreshold >> 20},
+	}
 }
 
 // maxConfigBytes bounds what is read of a configuration file.

@@ -13,6 +13,7 @@ import (
 
 	"gpuledger/exporter/gpu"
 	"gpuledger/exporter/snapshot"
+	"gpuledger/exporter/suspects"
 	"gpuledger/exporter/web"
 )
 
@@ -50,7 +51,8 @@ type Options struct {
 	// Now may be nil for the node's clocks.
 	Now func() gpu.Instant
 
-	store *snapshot.Store
+	store    *snapshot.Store
+	suspects *suspects.Watcher
 }
 
 // Now reads both clocks of the node.

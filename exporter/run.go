@@ -20,6 +20,7 @@ import (
 	"gpuledger/exporter/procfs"
 	"gpuledger/exporter/runtimes"
 	"gpuledger/exporter/snapshot"
+	"gpuledger/exporter/suspects"
 	"gpuledger/exporter/web"
 )
 
@@ -52,6 +53,7 @@ func Run(ctx context.Context, options Options) error {
 	if err != nil {
 		return err
 	}
+	options.suspects = suspects.New(suspects.Options{FS: proc, ThresholdBytes: options.Config.Suspects.thresholdBytes(), Logger: options.Logger})
 	table := holders.New(options.holders(proc))
 	defer table.Close()
 	scrape := metrics.NewHandler(options.store, metrics.Options{
@@ -68,6 +70,7 @@ func Run(ctx context.Context, options Options) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return server.Run(ctx) })
 	group.Go(func() error { table.Run(ctx); return nil })
+	group.Go(func() error { options.suspects.Run(ctx); return nil })
 	group.Go(func() error { output.run(ctx); return nil })
 	group.Go(func() error {
 		err := options.Source.Run(ctx, func(pass gpu.Pass) { sampler.pass(ctx, pass) })

@@ -11,6 +11,7 @@ import (
 	"gpuledger/exporter/journal"
 	"gpuledger/exporter/meter"
 	"gpuledger/exporter/snapshot"
+	"gpuledger/exporter/suspects"
 )
 
 // flushEvery is how often open rows go to the journal. A kill -9 loses at most
@@ -43,6 +44,7 @@ type sampler struct {
 	driver    gpu.Driver
 	restarts  func() int64
 	active    *activeSince
+	suspects  *suspects.Watcher
 }
 
 func newSampler(options Options, table *holders.Table, rows *writer, notBeforeUS int64) *sampler {
@@ -52,8 +54,12 @@ func newSampler(options Options, table *holders.Table, rows *writer, notBeforeUS
 		book:    meter.NewBook(), tally: newTally(),
 		restarts: options.ChildRestarts,
 		indexes:  map[string]int{}, identity: map[string]gpu.Card{}, dropped: map[string]int64{},
-		keys:   map[string]map[uint32]meter.ProcessKey{},
-		active: &activeSince{last: map[processOnDevice]time.Time{}, seen: map[processOnDevice]bool{}},
+		keys:     map[string]map[uint32]meter.ProcessKey{},
+		active:   &activeSince{last: map[processOnDevice]time.Time{}, seen: map[processOnDevice]bool{}},
+		suspects: options.suspects,
+	}
+	if s.suspects == nil {
+		s.suspects = suspects.New(suspects.Options{}) // looks for nobody
 	}
 	s.begin(notBeforeUS)
 	return s
@@ -78,6 +84,7 @@ func (s *sampler) pass(ctx context.Context, pass gpu.Pass) {
 	if pass.Error == "" && pass.Driver != (gpu.Driver{}) {
 		s.driver = pass.Driver
 	}
+	s.holders.Ask(s.suspects.Keys())
 	s.holders.Refresh(ctx, pass)
 	clear(s.keys)
 	for i := range pass.Readings {
@@ -93,6 +100,7 @@ func (s *sampler) pass(ctx context.Context, pass gpu.Pass) {
 			}
 		}
 	}
+	s.suspects.Note(s.cardsWithMemory(pass))
 	now := s.now()
 	if err := s.meter.Tick(now); errors.Is(err, meter.ErrNewRun) {
 		s.restart(err)
@@ -103,6 +111,17 @@ func (s *sampler) pass(ctx context.Context, pass gpu.Pass) {
 	s.tally.add(committed, wall)
 	s.flush(now, false)
 	s.publish(pass, now, time.Duration(now.MonotonicUS-begun.MonotonicUS)*time.Microsecond)
+}
+
+// cardsWithMemory is what a pass says of memory and who has it.
+func (s *sampler) cardsWithMemory(pass gpu.Pass) []suspects.Card {
+	cards := make([]suspects.Card, 0, len(pass.Readings))
+	for i := range pass.Readings {
+		if reading := &pass.Readings[i]; reading.State == gpu.StateGood {
+			cards = append(cards, suspects.CardOf(reading, s.keys[reading.Card.UUID]))
+		}
+	}
+	return cards
 }
 
 // freeze keeps a card's index what it was when the card was first seen: NVML

@@ -75,7 +75,8 @@ func (s *sampler) cardView(uuid string, reading *gpu.Reading, hung bool, seen *p
 	seen.answered[uuid] = true
 	if view.Up {
 		view.Holders = s.holdersOf(reading, seen)
-		view.UnattributedMemoryBytes = unattributedMemory(reading)
+		view.UnattributedMemoryBytes = reading.UnattributedMemoryBytes()
+		view.Suspects, view.Search = s.suspects.Of(uuid, s.keys[uuid], s.holders)
 	}
 	return view
 }
@@ -122,35 +123,6 @@ func (s *sampler) holdersOf(reading *gpu.Reading, seen *presence) []snapshot.Hol
 		add(instance.UUID, instance.Profile, instance.Processes)
 	}
 	return all
-}
-
-// unattributedMemory is used memory that no listed process explains; unknown
-// if a process's own memory is.
-func unattributedMemory(reading *gpu.Reading) gpu.Optional[uint64] {
-	used, known := reading.MemoryUsedBytes.Get()
-	if !known {
-		return gpu.Optional[uint64]{}
-	}
-	explained := uint64(0)
-	explain := func(processes []gpu.Process) bool {
-		for _, process := range processes {
-			bytes, ok := process.MemoryBytes.Get()
-			if !ok {
-				return false
-			}
-			explained += bytes
-		}
-		return true
-	}
-	if !explain(reading.Processes) {
-		return gpu.Optional[uint64]{}
-	}
-	for _, instance := range reading.Instances {
-		if !explain(instance.Processes) {
-			return gpu.Optional[uint64]{}
-		}
-	}
-	return gpu.Some(used - min(used, explained))
 }
 
 func (s *sampler) exporterView(took time.Duration) snapshot.Exporter {

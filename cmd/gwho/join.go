@@ -10,6 +10,7 @@ import (
 	"gpuledger/exporter/gpu"
 	"gpuledger/exporter/meter"
 	"gpuledger/exporter/snapshot"
+	"gpuledger/exporter/suspects"
 	"gpuledger/exporter/who"
 )
 
@@ -24,6 +25,9 @@ type join struct {
 	table *people
 	blind error
 	last  gpu.Pass
+	// taken is what one look for who has unexplained memory found; nil if there
+	// was no need.
+	taken *suspects.Findings
 	known map[string]gpu.Card // cards that have answered, by UUID
 }
 
@@ -54,8 +58,36 @@ func (j *join) pass(ctx context.Context, pass gpu.Pass) {
 	}
 }
 
+// lookPatience bounds the look for who has unexplained memory.
+const lookPatience = 3 * time.Second
+
+// look looks, once, for who has memory that no listed process explains.
+func (j *join) look(ctx context.Context) {
+	var all, needy []suspects.Card
+	for i := range j.last.Readings {
+		r := &j.last.Readings[i]
+		if r.State != gpu.StateGood || j.table == nil {
+			continue
+		}
+		card := suspects.CardOf(r, j.table.Keys(*r))
+		all = append(all, card)
+		if bytes, known := card.UnexplainedBytes.Get(); known && bytes >= suspects.DefaultThreshold {
+			needy = append(needy, card)
+		}
+	}
+	if len(needy) == 0 {
+		return
+	}
+	j.taken = suspects.Look(ctx, j.table.proc, needy, all, lookPatience)
+	j.table.Ask(j.taken.Keys())
+	for range 1 + len(j.taken.Keys())/8 { // a few are read each time
+		j.table.Refresh(ctx, j.last)
+	}
+}
+
 // answer waits a moment for names that are still being looked up.
 func (j *join) answer(ctx context.Context) who.Answer {
+	j.look(ctx)
 	deadline := time.NewTimer(pendingPatience)
 	defer deadline.Stop()
 	retry := time.NewTicker(20 * time.Millisecond)
@@ -114,7 +146,11 @@ func (j *join) snapshot() (*snapshot.Snapshot, bool) {
 		case gpu.StateGood:
 			c.Reason = ""
 			c.Holders = j.holders(r)
-			c.UnattributedMemoryBytes = unattributed(r)
+			c.UnattributedMemoryBytes = r.UnattributedMemoryBytes()
+			if j.taken != nil && j.taken.Needs(r.Card.UUID) {
+				c.Suspects, c.Search, _ = j.taken.Of(r.Card.UUID, j.table.Keys(*r), j.table.Table)
+				pending = pending || slices.ContainsFunc(c.Suspects, func(s snapshot.Suspect) bool { return s.Pending })
+			}
 			pending = pending || slices.ContainsFunc(c.Holders, func(h snapshot.Holder) bool { return h.Pending })
 		case gpu.StateFailed:
 			c.Reading = nil
@@ -172,20 +208,4 @@ func (j *join) explain(h *snapshot.Holder, key meter.ProcessKey) {
 	attribution, info := j.table.Attribute(key), j.table.Info(key)
 	h.Workload, h.Pending, h.Detail = attribution.Workload, attribution.Pending, info.Detail
 	h.Command, h.CommandLine, h.StartedAt, h.Zombie = info.Command, info.CommandLine, info.StartedAt, info.Zombie
-}
-
-// unattributed is used memory that no listed process explains; unknown if any
-// process's own memory is.
-func unattributed(r *gpu.Reading) gpu.Optional[uint64] {
-	used, known := r.MemoryUsedBytes.Get()
-	lists := [][]gpu.Process{r.Processes}
-	for _, i := range r.Instances {
-		lists = append(lists, i.Processes)
-	}
-	for _, p := range slices.Concat(lists...) {
-		bytes, has := p.MemoryBytes.Get()
-		known = known && has
-		used -= min(used, bytes)
-	}
-	return gpu.Optional[uint64]{Value: used, Known: known}
 }

@@ -18,6 +18,7 @@ const dockerSocket = "/var/run/docker.sock"
 // running beside it.
 type people struct {
 	*holders.Table
+	proc *procfs.FS
 	stop context.CancelFunc
 	done sync.WaitGroup
 }
@@ -30,7 +31,7 @@ func newPeople(ctx context.Context, root string) (*people, error) {
 		return nil, err
 	}
 	quiet := slog.New(slog.DiscardHandler)
-	p := &people{Table: holders.New(holders.Options{
+	p := &people{proc: proc, Table: holders.New(holders.Options{
 		FS: proc, Owner: owner.DefaultConfig(), Accounts: owner.NewHostAccounts(quiet),
 		Docker: []*runtimes.Docker{runtimes.NewDocker(runtimes.NewDockerClient(dockerSocket), quiet)}, Logger: quiet,
 	})}

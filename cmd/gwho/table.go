@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,10 +22,6 @@ type tableOptions struct {
 	Zone *time.Location
 }
 
-// unattributedHint is from how much unexplained memory on it is worth a line:
-// contexts and the driver keep a little for themselves.
-const unattributedHint = 256 << 20
-
 // idleHint is from how long on idleness is coloured.
 const idleHint = 30 * time.Minute
 
@@ -35,6 +32,7 @@ type line struct {
 	layout *layout
 	cells  []cell
 	text   cell
+	uncut  bool // worth more lines than one where the terminal is narrow
 }
 
 // table shows an answer to people: a line for each card, and under it who
@@ -85,8 +83,9 @@ func table(a who.Answer, o tableOptions) string {
 				}
 			}
 		}
-		if m := c.MemoryUnattributedBytes; m != nil && *m >= unattributedHint {
-			note(bytes(m)+" more is used by no listed process: one that ended badly, or is hidden from here; as root: fuser -v /dev/nvidia*", yellow)
+		for _, l := range taken(c, o.Verbose) {
+			note(l.text, l.style)
+			lines[len(lines)-1].uncut = true
 		}
 	}
 	if o.Width > 0 {
@@ -105,6 +104,10 @@ func table(a who.Answer, o tableOptions) string {
 		}
 	}
 	for _, l := range lines {
+		if l.uncut {
+			write(paint(l.text.text, l.text.style, o.Colour))
+			continue
+		}
 		if l.layout == nil {
 			write(bounded(l.text.text, l.text.style, o))
 			continue
@@ -188,7 +191,10 @@ func deviceState(devices []who.Device) cell {
 	case assigned:
 		return cell{"assigned", plain}
 	}
-	return cell{"free", green}
+	if slices.ContainsFunc(devices, func(d who.Device) bool { return d.Free }) {
+		return cell{"free", green}
+	}
+	return cell{"taken", yellow} // by nobody that NVML lists
 }
 
 func instanceLine(d who.Device) []cell {

@@ -174,6 +174,27 @@ type Reading struct {
 	DroppedValues map[string]int64
 }
 
+// UnattributedMemoryBytes is used memory that no listed process explains;
+// unknown if the card's or any process's own memory is.
+func (r *Reading) UnattributedMemoryBytes() Optional[uint64] {
+	used, known := r.MemoryUsedBytes.Get()
+	explain := func(processes []Process) {
+		for _, process := range processes {
+			bytes, has := process.MemoryBytes.Get()
+			known = known && has
+			used -= min(used, bytes)
+		}
+	}
+	explain(r.Processes)
+	for _, instance := range r.Instances {
+		explain(instance.Processes)
+	}
+	if !known {
+		return Optional[uint64]{}
+	}
+	return Some(used)
+}
+
 // XIDEvent is one NVML critical XID event.
 type XIDEvent struct {
 	XID uint64

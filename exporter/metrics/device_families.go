@@ -202,6 +202,16 @@ var cardFamilies = []Family{
 		}),
 	},
 	{
+		Name: "gpu_memory_suspects", Unit: Count, Group: GroupCard, Labels: cardLabels,
+		Help:   "Processes that may have the device memory that no listed process explains",
+		Source: "open files and mappings under /proc; gwho names the processes",
+		read: ofCards(func(c cardView, put putFunc) {
+			if count, known := suspectCount(c.Card); known {
+				put(float64(count))
+			}
+		}),
+	},
+	{
 		Name: "gpu_temperature_celsius", Unit: Celsius, Group: GroupCard, Labels: with(cardLabels, "sensor"),
 		Help:   "Temperature by sensor, core or memory",
 		Source: "nvmlDeviceGetTemperature, nvmlDeviceGetFieldValues",

@@ -73,6 +73,7 @@ func a100(index int) snapshot.Card {
 		ThrottleUS: map[string]int64{"sw_power_cap": 61_500_999},
 		XIDs:       map[uint64]snapshot.XID{31: {Count: 2, Last: now.Add(-time.Minute)}},
 		ECCErrors:  map[string]int64{"corrected": 12, "uncorrected": 0}, UnattributedMemoryBytes: gpu.Some(uint64(gib)),
+		Search: snapshot.Search{Verdict: snapshot.SearchFound}, Suspects: []snapshot.Suspect{{PID: 7}, {PID: 8}, {PID: 9, Monitor: true}},
 	}
 }
 

@@ -26,6 +26,25 @@ type view struct {
 	measured      map[string]bool // cards whose energy is known, by UUID
 }
 
+// suspectCount is how many processes are suspected of having memory that no
+// listed process explains, known once it was looked for them. A card with
+// nothing to explain has none.
+func suspectCount(c *snapshot.Card) (int, bool) {
+	switch c.Search.Verdict {
+	case snapshot.SearchNone:
+		return 0, c.UnattributedMemoryBytes.Known
+	case snapshot.SearchFound, snapshot.SearchNobody, snapshot.SearchHidden:
+		count := 0
+		for i := range c.Suspects {
+			if !c.Suspects[i].Monitor {
+				count++
+			}
+		}
+		return count, true
+	}
+	return 0, false
+}
+
 type cardView struct {
 	*snapshot.Card
 	index  string

@@ -48,7 +48,11 @@ type Card struct {
 	ThrottleUS              map[string]int64    // by reason, since the exporter started
 	XIDs                    map[uint64]XID
 	UnattributedMemoryBytes gpu.Optional[uint64]
-	ECCErrors               map[string]int64
+	// Search says how the search for who has that memory stands, and Suspects
+	// who that may be, the most suspicious first.
+	Search    Search
+	Suspects  []Suspect
+	ECCErrors map[string]int64
 }
 
 // XID is how often a card reported one XID, and when last.

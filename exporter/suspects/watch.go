@@ -59,6 +59,13 @@ type Findings struct {
 	Error string
 }
 
+// Needs reports whether the findings are about a card, or would be if there
+// had been a walk.
+func (f *Findings) Needs(uuid string) bool {
+	_, is := f.Cards[uuid]
+	return is
+}
+
 // Watcher looks for suspects when a card has unexplained memory. Note and
 // Findings never wait for a walk.
 type Watcher struct {
@@ -250,7 +257,11 @@ func look(ctx context.Context, walker *devicewalk.Walker, numbers Numbers, needy
 	for _, mapped := range []bool{false, true} {
 		var err error
 		if found, err = walker.Walk(ctx, mapped); err != nil {
-			return &Findings{At: time.Now(), Error: err.Error()}
+			findings := &Findings{At: time.Now(), Error: err.Error(), Cards: map[string]Finding{}}
+			for _, card := range needy {
+				findings.Cards[card.UUID] = Finding{}
+			}
+			return findings
 		}
 		judged = Judge(needy, cards, found, numbers, had)
 		explained := true

@@ -96,11 +96,23 @@ type Card struct {
 	MemoryUsedBytes     *uint64 `json:"memory_used_bytes"` // without the driver's reserve
 	MemoryReservedBytes *uint64 `json:"memory_reserved_bytes"`
 	// MemoryUnattributedBytes is used memory that no listed process explains.
-	MemoryUnattributedBytes *uint64  `json:"memory_unattributed_bytes"`
-	UtilizationPercent      *int64   `json:"utilization_percent"` // SM, of the last sample period
-	TemperatureCelsius      *int64   `json:"temperature_celsius"` // core sensor
-	PowerWatts              *float64 `json:"power_watts"`
-	PowerLimitWatts         *float64 `json:"power_limit_watts"`
+	MemoryUnattributedBytes *uint64 `json:"memory_unattributed_bytes"`
+	// SuspectsVerdict says how the search for who has that memory stands, a
+	// Suspects… constant, and SuspectsMessage the same as a sentence. Both are
+	// empty if there is too little of it to look for.
+	SuspectsVerdict string `json:"suspects_verdict"`
+	SuspectsMessage string `json:"suspects_message"`
+	// Suspects are processes that NVML does not list on the card and that may
+	// have that memory, the most suspicious first.
+	Suspects []Suspect `json:"suspects"`
+	// SuspectsRemedies are what releases the memory, the mildest first, where
+	// nobody is to be found.
+	SuspectsRemedies []string `json:"suspects_remedies"`
+
+	UtilizationPercent *int64   `json:"utilization_percent"` // SM, of the last sample period
+	TemperatureCelsius *int64   `json:"temperature_celsius"` // core sensor
+	PowerWatts         *float64 `json:"power_watts"`
+	PowerLimitWatts    *float64 `json:"power_limit_watts"`
 
 	// Devices are the card itself, or its MIG instances.
 	Devices []Device `json:"devices"`
@@ -119,7 +131,7 @@ type Device struct {
 	MemoryUsedBytes  *uint64 `json:"memory_used_bytes"`
 	// Free says that the device works and nobody holds it or was given it.
 	// Graphics-only and system processes leave it free. A card that did not
-	// answer is not called free.
+	// answer is not called free, nor is one with much memory in unknown hands.
 	Free    bool     `json:"free"`
 	Holders []Holder `json:"holders"`
 }
@@ -169,6 +181,47 @@ type Holder struct {
 	System       bool `json:"system"`  // shown, never billed
 	Zombie       bool `json:"zombie"`  // ended, but not yet reaped
 	Pending      bool `json:"pending"` // name or owner still being looked up
+
+	ContainerID   string `json:"container_id"`
+	ContainerName string `json:"container_name"`
+	Image         string `json:"image"`
+	PodNamespace  string `json:"pod_namespace"`
+	PodName       string `json:"pod_name"`
+	SlurmJob      string `json:"slurm_job"`
+	Unit          string `json:"unit"`
+}
+
+// Verdicts on memory that no listed process explains.
+const (
+	SuspectsLooking = "looking" // it is being looked for who has it
+	SuspectsFound   = "found"   // somebody is suspected
+	SuspectsNobody  = "nobody"  // no process has the card open
+	SuspectsHidden  = "hidden"  // none that may be looked into has; others may not be
+	SuspectsFailed  = "failed"  // processes could not be looked at
+)
+
+// Suspect is a process that may have a card's unexplained memory. It does not
+// hold the card: no time counts for it.
+type Suspect struct {
+	PID      uint32 `json:"pid"`
+	User     string `json:"user"`
+	UID      *int64 `json:"uid"` // null where no uid stands behind the user
+	Kind     string `json:"kind"`
+	Workload string `json:"workload"`
+	Command  string `json:"command"`
+	// CommandLine is for the viewer's own processes and for root, as a holder's.
+	CommandLine  *string `json:"command_line"`
+	AttributedBy string  `json:"attributed_by"`
+	// Reason is why it is suspected, a word; Why the same as a sentence without
+	// its subject, the process.
+	Reason string `json:"reason"`
+	Why    string `json:"why"`
+	// Strength is "strong", "likely" or "weak"; "none" for a program that only
+	// watches the card or keeps it ready.
+	Strength  string     `json:"strength"`
+	StartedAt *time.Time `json:"started_at"`
+	Zombie    bool       `json:"zombie"`
+	Pending   bool       `json:"pending"` // name or owner still being looked up
 
 	ContainerID   string `json:"container_id"`
 	ContainerName string `json:"container_name"`

@@ -45,6 +45,7 @@ func Build(s *snapshot.Snapshot, viewer Viewer, source string, now time.Time) An
 	held := heldSince(s)
 	for i := range s.Cards {
 		a.Cards = append(a.Cards, card(s, &s.Cards[i], viewer, held))
+		taken(&a.Cards[i], &s.Cards[i], viewer, source)
 	}
 	slices.SortStableFunc(a.Cards, func(x, y Card) int {
 		return cmp.Or(cmp.Compare(x.Index, y.Index), cmp.Compare(x.UUID, y.UUID))

@@ -65,9 +65,10 @@ func server() *snapshot.Snapshot {
 		Driver: gpu.Driver{DriverVersion: "550.54.15", CUDAVersion: "12.4", NVMLVersion: "12.550.54.15"},
 		Cards: []snapshot.Card{
 			{Identity: card(4), Up: true, Reading: mig, Holders: []snapshot.Holder{on("MIG-1", process(1004, stranger, "train"))}},
-			{Identity: card(0), Up: true, Reading: good(0, 9<<30), UnattributedMemoryBytes: gpu.Some(uint64(1 << 30)), Holders: []snapshot.Holder{
-				on("GPU-00000000-card", screen), on("GPU-00000000-card", quiet), on("GPU-00000000-card", process(1001, alice, "python3")),
-			}},
+			{Identity: card(0), Up: true, Reading: good(0, 9<<30), UnattributedMemoryBytes: gpu.Some(uint64(1 << 30)),
+				Search: snapshot.Search{Verdict: snapshot.SearchFound, At: at, Hidden: 3}, Suspects: suspects(alice, display), Holders: []snapshot.Holder{
+					on("GPU-00000000-card", screen), on("GPU-00000000-card", quiet), on("GPU-00000000-card", process(1001, alice, "python3")),
+				}},
 			{Identity: card(1), Up: true, Reading: good(1, 0), Holders: []snapshot.Holder{on("GPU-00000001-card", assigned)}},
 			{Identity: card(2), Reason: "hung"},
 			{Identity: card(3), Reason: gpu.DownLost, Reading: &gpu.Reading{State: gpu.StateDown, Reason: gpu.DownLost}},
@@ -79,6 +80,16 @@ func server() *snapshot.Snapshot {
 		Exporter: snapshot.Exporter{Collectors: map[string]snapshot.CollectorState{
 			"docker": {Error: "permission denied"}, "procfs": {Up: true}, "journal": {Error: "disk full"},
 		}},
+	}
+}
+
+func suspects(person, system meter.Workload) []snapshot.Suspect {
+	return []snapshot.Suspect{
+		{
+			PID: 1100, Reason: "device_open", Strength: "strong", Why: "has /dev/nvidia0 open, and NVML does not list it", Workload: person,
+			Detail: snapshot.Detail{ContainerID: "c0ffee00", Image: "pytorch"}, Command: "python3", CommandLine: "python3 --secret-of-alice", StartedAt: at.Add(-time.Hour),
+		},
+		{PID: 901, Reason: "monitor", Strength: "none", Monitor: true, Why: "has /dev/nvidia0 open to watch it, or to keep it ready", Workload: system, Command: "nvidia-persiste"},
 	}
 }
 

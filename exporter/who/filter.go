@@ -48,12 +48,14 @@ func (f Filter) Apply(a Answer) (Answer, []string) {
 		if len(f.Users) > 0 {
 			devices := []Device{}
 			for _, d := range c.Devices {
-				d.Holders = slices.DeleteFunc(slices.Clone(d.Holders), func(h Holder) bool { return !f.wantsUser(h) })
+				d.Holders = slices.DeleteFunc(slices.Clone(d.Holders), func(h Holder) bool { return !f.wants(h.User, h.UID) })
 				if len(d.Holders) > 0 {
 					devices = append(devices, d)
 				}
 			}
-			if c.Devices = devices; len(devices) == 0 {
+			c.Devices = devices
+			c.Suspects = slices.DeleteFunc(slices.Clone(c.Suspects), func(s Suspect) bool { return !f.wants(s.User, s.UID) })
+			if len(c.Devices) == 0 && len(c.Suspects) == 0 {
 				continue
 			}
 		}
@@ -73,9 +75,8 @@ func (f Filter) Apply(a Answer) (Answer, []string) {
 	return a, unknown
 }
 
-func (f Filter) wantsUser(h Holder) bool {
-	return slices.Contains(f.Users, h.User) ||
-		h.UID != nil && slices.Contains(f.Users, strconv.FormatInt(*h.UID, 10))
+func (f Filter) wants(user string, uid *int64) bool {
+	return slices.Contains(f.Users, user) || uid != nil && slices.Contains(f.Users, strconv.FormatInt(*uid, 10))
 }
 
 // matchesUUID takes a whole UUID or a beginning long enough not to be a slip.
