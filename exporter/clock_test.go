@@ -10,6 +10,7 @@ import (
 	"gpuledger/exporter/gpu"
 	"gpuledger/exporter/holders"
 	"gpuledger/exporter/journal"
+	"gpuledger/exporter/resources"
 	"gpuledger/exporter/snapshot"
 	"gpuledger/exporter/usage"
 )
@@ -40,7 +41,7 @@ func newSteppedNode(t *testing.T, begin time.Time) *steppedNode {
 		NodeName: "n", MaxGap: DefaultMaxGap, Logger: slog.New(slog.DiscardHandler), Now: func() gpu.Instant { return n.now },
 		ChildRestarts: func() int64 { return 0 }, store: &snapshot.Store{},
 	}
-	n.sampler = newSampler(options, holders.New(holders.Options{}), newWriter(n.buffer, options.Logger), n.journal.LastInstantUS())
+	n.sampler = newSampler(options, holders.New(holders.Options{}), resources.New(resources.Options{}), newWriter(n.buffer, options.Logger), n.journal.LastInstantUS())
 	return n
 }
 

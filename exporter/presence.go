@@ -7,6 +7,7 @@ import (
 
 	"gpuledger/exporter/gpu"
 	"gpuledger/exporter/meter"
+	"gpuledger/exporter/resources"
 	"gpuledger/exporter/snapshot"
 )
 
@@ -16,6 +17,7 @@ type presence struct {
 	memory   *activeSince
 	answered map[string]bool // cards that gave a reading
 	found    map[workloadKey]*presentWorkload
+	holding  []resources.Holder
 }
 
 type presentWorkload struct {

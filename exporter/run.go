@@ -18,6 +18,7 @@ import (
 	"gpuledger/exporter/metrics"
 	"gpuledger/exporter/owner"
 	"gpuledger/exporter/procfs"
+	"gpuledger/exporter/resources"
 	"gpuledger/exporter/runtimes"
 	"gpuledger/exporter/snapshot"
 	"gpuledger/exporter/suspects"
@@ -65,13 +66,15 @@ func Run(ctx context.Context, options Options) error {
 	}
 	buffer := journal.NewBuffer(rows, journal.BufferOptions{})
 	output := newWriter(buffer, options.Logger)
-	sampler := newSampler(options, table, output, rows.LastInstantUS())
+	measured := resources.New(resources.Options{FS: proc, Logger: options.Logger})
+	sampler := newSampler(options, table, measured, output, rows.LastInstantUS())
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return server.Run(ctx) })
 	group.Go(func() error { table.Run(ctx); return nil })
 	group.Go(func() error { options.suspects.Run(ctx); return nil })
 	group.Go(func() error { output.run(ctx); return nil })
+	group.Go(func() error { measured.Run(ctx); return nil })
 	group.Go(func() error {
 		err := options.Source.Run(ctx, func(pass gpu.Pass) { sampler.pass(ctx, pass) })
 		if err != nil && !errors.Is(err, context.Canceled) {

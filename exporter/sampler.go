@@ -10,6 +10,7 @@ import (
 	"gpuledger/exporter/holders"
 	"gpuledger/exporter/journal"
 	"gpuledger/exporter/meter"
+	"gpuledger/exporter/resources"
 	"gpuledger/exporter/snapshot"
 	"gpuledger/exporter/suspects"
 )
@@ -21,12 +22,13 @@ const flushEvery = 5 * time.Second
 // sampler takes the passes of the source, in one goroutine, and publishes a
 // snapshot for each. All state of a node's metering is here.
 type sampler struct {
-	options Options
-	logger  *slog.Logger
-	holders *holders.Table
-	rows    *writer
-	store   *snapshot.Store
-	now     func() gpu.Instant
+	options   Options
+	logger    *slog.Logger
+	holders   *holders.Table
+	resources *resources.Reader
+	rows      *writer
+	store     *snapshot.Store
+	now       func() gpu.Instant
 
 	started time.Time
 	run     string
@@ -47,9 +49,9 @@ type sampler struct {
 	suspects  *suspects.Watcher
 }
 
-func newSampler(options Options, table *holders.Table, rows *writer, notBeforeUS int64) *sampler {
+func newSampler(options Options, table *holders.Table, measured *resources.Reader, rows *writer, notBeforeUS int64) *sampler {
 	s := &sampler{
-		options: options, logger: options.Logger, holders: table, rows: rows, store: options.store, now: options.Now,
+		options: options, logger: options.Logger, holders: table, resources: measured, rows: rows, store: options.store, now: options.Now,
 		started: time.UnixMicro(options.Now().WallUS),
 		book:    meter.NewBook(), tally: newTally(),
 		restarts: options.ChildRestarts,

@@ -8,6 +8,7 @@ import (
 
 	"gpuledger/exporter/gpu"
 	"gpuledger/exporter/meter"
+	"gpuledger/exporter/resources"
 	"gpuledger/exporter/snapshot"
 )
 
@@ -28,6 +29,8 @@ func (s *sampler) publish(pass gpu.Pass, now gpu.Instant, took time.Duration) {
 		next.Cards = append(next.Cards, s.cardView(uuid, readings[uuid], slices.Contains(pass.Hung, uuid), presence))
 	}
 	next.Workloads = s.workloadViews(presence, wall)
+	s.resources.Hold(presence.holding)
+	next.Resources = s.resources.Latest(time.Now())
 	next.Exporter = s.exporterView(took)
 	s.tally.forget(wall)
 	s.store.Publish(next)
@@ -115,6 +118,11 @@ func (s *sampler) holdersOf(reading *gpu.Reading, seen *presence) []snapshot.Hol
 			// A name that is still being looked up begins no series.
 			if holder.Holds && !holder.Pending {
 				seen.holds(reading, device, profile, &all[len(all)-1], info.FirstListed)
+				workload := holder.Workload
+				workload.AttributedBy = ""
+				seen.holding = append(seen.holding, resources.Holder{
+					PID: key.PID, StartTicks: key.StartTicks, Workload: workload, Cgroup: info.Cgroup,
+				})
 			}
 		}
 	}

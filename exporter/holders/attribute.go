@@ -25,6 +25,7 @@ type Info struct {
 	StartedAt   time.Time
 	FirstListed time.Time // when a card first listed it to us
 	Zombie      bool
+	Cgroup      string // the text of its /proc/PID/cgroup
 	Detail      snapshot.Detail
 	// Evidence and Verdict are how the attribution came about.
 	Evidence owner.Evidence
@@ -56,7 +57,7 @@ func (t *Table) Info(key meter.ProcessKey) Info {
 	}
 	t.Attribute(key)
 	return Info{
-		Command: p.facts.Command, CommandLine: p.commandLine, StartedAt: p.startedAt, FirstListed: p.firstSeen, Zombie: p.zombie,
+		Command: p.facts.Command, CommandLine: p.commandLine, StartedAt: p.startedAt, FirstListed: p.firstSeen, Zombie: p.zombie, Cgroup: p.facts.Cgroup,
 		Detail: p.detail, Evidence: p.evidence, Verdict: p.verdict,
 	}
 }

@@ -46,6 +46,14 @@ var groups = []struct {
 		{"Instances in use by user and profile", `sum by (user, profile) (rate(gpu_mig_workload_share_seconds_total[5m]))`},
 		{"Slices in use by user", `sum by (user) (rate(gpu_mig_workload_share_seconds_total[5m]) * on (instance, uuid) group_left () gpu_mig_slices)`},
 	}},
+	{GroupNodeWorkload, "What workloads that hold a GPU use of the node beside it: they tell a job that waits for its data from one that was left running. One series a workload, whatever the number of its GPUs; names fold as above. " +
+		"A container, pod, job or service is measured by its cgroup. A login session, and what a cgroup does not tell (its controller is not in use), is the sum over its processes on GPUs and all their descendants. " +
+		"A process or cgroup counts from its start if it began while we looked on, else from when it was first seen; processes that live shorter than the 5 s between two looks may be missed. " +
+		"Network file systems are not storage to a cgroup: what is read from them is missing there. Only root may see what other people's processes read and write.", []Example{
+		{"Workloads that use neither GPU nor CPU nor storage: left running", `sum by (instance, user, kind, workload) (gpu_workload_utilization_ratio) == 0 and on (instance, user, kind, workload) rate(gpu_workload_cpu_seconds_total[15m]) < 0.02 and on (instance, user, kind, workload) rate(gpu_workload_read_bytes_total[15m]) < 1e5`},
+		{"Workloads that keep CPUs or storage busy and their GPUs waiting: the data loader starves them", `avg by (instance, user, kind, workload) (avg_over_time(gpu_workload_utilization_ratio[15m])) < 0.3 and on (instance, user, kind, workload) (rate(gpu_workload_cpu_seconds_total[15m]) > 0.5 or rate(gpu_workload_read_bytes_total[15m]) > 5e7)`},
+		{"Memory of the node that each user's GPU jobs take", `sum by (instance, user) (gpu_workload_resident_memory_bytes)`},
+	}},
 	{GroupLedger, "Every second of a card is held, idle, down or unobserved.", []Example{
 		{"Part of the time a card was observed", `rate(gpu_metered_seconds_total[5m])`},
 		{"Part of the time nobody held a card", `rate(gpu_state_seconds_total{state="idle"}[1h])`},

@@ -113,14 +113,15 @@ type Group string
 
 // Groups, in the order of the document.
 const (
-	GroupNode        Group = "Node and driver"
-	GroupCard        Group = "Cards"
-	GroupHealth      Group = "Health of cards"
-	GroupMIG         Group = "MIG instances"
-	GroupWorkload    Group = "Workloads on whole cards"
-	GroupMIGWorkload Group = "Workloads on MIG instances"
-	GroupLedger      Group = "Accounting of time"
-	GroupExporter    Group = "The exporter itself"
+	GroupNode         Group = "Node and driver"
+	GroupCard         Group = "Cards"
+	GroupHealth       Group = "Health of cards"
+	GroupMIG          Group = "MIG instances"
+	GroupWorkload     Group = "Workloads on whole cards"
+	GroupMIGWorkload  Group = "Workloads on MIG instances"
+	GroupNodeWorkload Group = "Workloads beside their GPUs"
+	GroupLedger       Group = "Accounting of time"
+	GroupExporter     Group = "The exporter itself"
 )
 
 // families is the table, in the order of the document.
@@ -128,7 +129,7 @@ var families = slices.Concat(
 	nodeFamilies, cardFamilies, healthFamilies, migFamilies,
 	workloadFamilies("gpu_workload_", GroupWorkload, workloadLabels, func(v *view) []*series { return v.workloads }),
 	workloadFamilies("gpu_mig_workload_", GroupMIGWorkload, migWorkloadLabels, func(v *view) []*series { return v.migWorkloads }),
-	workloadInfoFamilies, ledgerFamilies, exporterFamilies,
+	workloadInfoFamilies, nodeWorkloadFamilies, ledgerFamilies, exporterFamilies,
 )
 
 // familiesByName is the table in the order of the exposition.

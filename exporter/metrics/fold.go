@@ -33,6 +33,10 @@ const (
 	memoryKiBSeconds
 	memoryKnownUS
 	energyMJ
+	// Of the node, not of a device.
+	cpuUS
+	readBytes
+	writtenBytes
 	countersLength
 )
 
@@ -89,25 +93,71 @@ type memberKey struct {
 	uid                              int64
 }
 
+func memberOf(w *meter.Workload) memberKey {
+	return memberKey{w.User, w.Kind, w.Name, w.Project, w.Class, w.UID}
+}
+
 type member struct {
 	before, after counters
 	firstSeen     time.Time
 	pass          uint64
 }
 
-// series is one label set and what is shown under it in the newest pass. Its
-// counters outlive the members they came from, so that they never fall.
+// account sums up the counters of the workloads of one label set. They outlive
+// the members they came from, so that they never fall.
+type account struct {
+	born    uint64                 // pass in which it began
+	created *timestamppb.Timestamp // earliest start of those it began with
+	members map[memberKey]*member
+	totals  counters
+	pass    uint64
+}
+
+// take adds what one member has counted so far, and reports whether it is new.
+func (a *account) take(id memberKey, totals counters, firstSeen time.Time, pass uint64, previous time.Time) bool {
+	if a.born == pass && !firstSeen.IsZero() && (a.created == nil || firstSeen.Before(a.created.AsTime())) {
+		a.created = timestamppb.New(firstSeen)
+	}
+	a.pass = pass
+	m := a.members[id]
+	known := m != nil
+	if !known {
+		m = &member{}
+		a.members[id] = m
+	}
+	if m.pass == pass {
+		m.after.add(totals)
+		return !known
+	}
+	// Totals begun since the previous pass are not the ones seen then,
+	// even where they are higher.
+	if firstSeen.After(previous) && !firstSeen.Equal(m.firstSeen) {
+		m.before = counters{}
+	}
+	m.after, m.pass, m.firstSeen = totals, pass, firstSeen
+	return !known
+}
+
+// settle adds up what the members counted in the newest pass.
+func (a *account) settle() {
+	for key, m := range a.members {
+		if m.pass != a.pass {
+			delete(a.members, key)
+			continue
+		}
+		a.totals.advance(m.before, m.after)
+		m.before = m.after
+	}
+}
+
+// series is one label set and what is shown under it in the newest pass.
 type series struct {
+	account
 	key      seriesKey
 	index    int
 	instance bool // the device is a MIG instance
 	card     string
 	labels   []*dto.LabelPair
-	born     uint64                 // pass in which it began
-	created  *timestamppb.Timestamp // earliest start of those it began with
-	members  map[memberKey]*member
-	totals   counters
-	pass     uint64
 	present
 }
 
@@ -147,10 +197,12 @@ func (t *total) get() (float64, bool) { return t.sum, t.parts > 0 && !t.unknown 
 type folder struct {
 	limit    int
 	pass     uint64
-	previous time.Time               // when the previous pass's snapshot was taken
+	at       time.Time               // when the newest pass's snapshot was taken
+	previous time.Time               // and the one before
 	shown    map[workloadName]uint64 // pass in which it was last there
 	folded   map[workloadName]uint64
 	series   map[seriesKey]*series
+	onNode   map[workloadName]*nodeSeries
 	// dropped counts workloads on a device that folded.
 	dropped int64
 }
@@ -161,6 +213,7 @@ func newFolder(limit int) *folder {
 		shown:  map[workloadName]uint64{},
 		folded: map[workloadName]uint64{},
 		series: map[seriesKey]*series{},
+		onNode: map[workloadName]*nodeSeries{},
 	}
 }
 
@@ -168,7 +221,7 @@ func newFolder(limit int) *folder {
 // sorted by device and name. They are valid until the next call.
 func (f *folder) fold(at time.Time, workloads []snapshot.Workload) []*series {
 	f.pass++
-	defer func() { f.previous = at }()
+	f.previous, f.at = f.at, at
 	names := make([]workloadName, len(workloads))
 	for i := range workloads {
 		key := &workloads[i].Key
@@ -188,14 +241,7 @@ func (f *folder) fold(at time.Time, workloads []snapshot.Workload) []*series {
 			clear(s.members)
 			continue
 		}
-		for key, m := range s.members {
-			if m.pass != f.pass {
-				delete(s.members, key)
-				continue
-			}
-			s.totals.advance(m.before, m.after)
-			m.before = m.after
-		}
+		s.settle()
 		current = append(current, s)
 	}
 	slices.SortFunc(current, func(a, b *series) int {
@@ -254,7 +300,8 @@ func (f *folder) take(w *snapshot.Workload, name workloadName) {
 	key := seriesKey{cleanLabel(w.Device), name}
 	s := f.series[key]
 	if s == nil {
-		s = &series{key: key, index: w.Index, instance: onInstance(w), card: w.Card, members: map[memberKey]*member{}, born: f.pass}
+		s = &series{key: key, index: w.Index, instance: onInstance(w), card: w.Card}
+		s.members, s.born = map[memberKey]*member{}, f.pass
 		if s.instance {
 			s.labels = labelPairs(migWorkloadLabels, key.device, w.Card, w.Profile, name.user, name.kind, name.workload)
 		} else {
@@ -262,31 +309,11 @@ func (f *folder) take(w *snapshot.Workload, name workloadName) {
 		}
 		f.series[key] = s
 	}
-	if s.born == f.pass && !w.FirstSeen.IsZero() && (s.created == nil || w.FirstSeen.Before(s.created.AsTime())) {
-		s.created = timestamppb.New(w.FirstSeen)
-	}
 	if s.pass != f.pass {
-		s.pass, s.present = f.pass, present{}
+		s.present = present{}
 	}
-	id := memberKey{w.Key.User, w.Key.Kind, w.Key.Name, w.Key.Project, w.Key.Class, w.Key.UID}
-	m := s.members[id]
-	if m == nil {
-		m = &member{}
-		s.members[id] = m
-		if folded {
-			f.dropped++
-		}
-	}
-	totals := countersOf(w.Totals.Amounts)
-	if m.pass == f.pass {
-		m.after.add(totals)
-	} else {
-		// Totals begun since the previous pass are not the ones seen then,
-		// even where they are higher.
-		if w.FirstSeen.After(f.previous) && !w.FirstSeen.Equal(m.firstSeen) {
-			m.before = counters{}
-		}
-		m.after, m.pass, m.firstSeen = totals, f.pass, w.FirstSeen
+	if s.take(memberOf(&w.Key), countersOf(w.Totals.Amounts), w.FirstSeen, f.pass, f.previous) && folded {
+		f.dropped++
 	}
 	s.see(w)
 }

@@ -22,6 +22,46 @@ type fleet struct {
 	// counted is all that was ever counted, by user and kind: what the sums
 	// over series, gone ones included, have to come to.
 	counted map[workloadName]counters
+	// onNode is what workloads use of the node, and usedOnNode all that they
+	// ever did, by user and kind.
+	onNode     map[meter.Workload]*snapshot.Resources
+	usedOnNode map[workloadName]counters
+}
+
+// use lets the workloads that are there use the node. Some are measured anew,
+// from 0.
+func (f *fleet) use(t *rapid.T) []snapshot.Resources {
+	if f.onNode == nil {
+		f.onNode, f.usedOnNode = map[meter.Workload]*snapshot.Resources{}, map[workloadName]counters{}
+	}
+	there := map[meter.Workload]bool{}
+	for i := range f.workloads {
+		key := f.workloads[i].Key
+		if there[key] {
+			continue
+		}
+		there[key] = true
+		r := f.onNode[key]
+		if r == nil || rapid.IntRange(0, 9).Draw(t, "anew") == 0 {
+			r = &snapshot.Resources{Key: key, FirstSeen: f.at}
+			f.onNode[key] = r
+		}
+		cpu, read := int64(rapid.IntRange(0, 5000).Draw(t, "cpu")), int64(rapid.IntRange(0, 5000).Draw(t, "read"))
+		r.CPUUS, r.ReadBytes = gpu.Some(r.CPUUS.Value+cpu), gpu.Some(r.ReadBytes.Value+read)
+		owner := workloadName{cleanLabel(key.User), key.Kind, ""}
+		sum := f.usedOnNode[owner]
+		sum.add(counters{cpuUS: cpu, readBytes: read})
+		f.usedOnNode[owner] = sum
+	}
+	var all []snapshot.Resources
+	for key, r := range f.onNode {
+		if !there[key] {
+			delete(f.onNode, key)
+			continue
+		}
+		all = append(all, *r)
+	}
+	return all
 }
 
 func (f *fleet) step(t *rapid.T) *snapshot.Snapshot {
@@ -69,7 +109,7 @@ func (f *fleet) step(t *rapid.T) *snapshot.Snapshot {
 		f.counted[owner] = sum
 	}
 	shuffled := rapid.Permutation(f.workloads).Draw(t, "order")
-	return &snapshot.Snapshot{At: f.at, Started: started, Workloads: shuffled}
+	return &snapshot.Snapshot{At: f.at, Started: started, Workloads: shuffled, Resources: f.use(t)}
 }
 
 // TestFolding holds folding to its promises over random lives of workloads.
@@ -206,6 +246,59 @@ func TestCountersNeverFall(t *testing.T) {
 				}
 			}
 			before = after
+		}
+	})
+}
+
+// TestFoldingOnTheNode: nothing that workloads used of the node is shown twice
+// or lost, however they fold.
+func TestFoldingOnTheNode(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		limit := rapid.IntRange(0, 6).Draw(t, "limit")
+		f := newFolder(limit)
+		world := &fleet{at: started, counted: map[workloadName]counters{}}
+		last, gone := map[workloadName]counters{}, map[workloadName]counters{}
+		for range rapid.IntRange(1, 30).Draw(t, "passes") {
+			v := newView(world.step(t), f)
+			shown, sums := map[workloadName]counters{}, map[workloadName]counters{}
+			for _, s := range v.onNode {
+				if _, twice := shown[s.name]; twice {
+					t.Fatalf("label set twice: %v", s.name)
+				}
+				shown[s.name] = s.totals
+				for i, before := range last[s.name] {
+					if s.totals[i] < before {
+						t.Fatalf("%v: counter %d fell from %d to %d", s.name, i, before, s.totals[i])
+					}
+				}
+			}
+			for name, totals := range last {
+				if _, ok := shown[name]; ok {
+					continue
+				}
+				if name.workload == Overflow {
+					shown[name] = totals // goes on from there
+					continue
+				}
+				owner := workloadName{name.user, name.kind, ""}
+				sum := gone[owner]
+				sum.add(totals)
+				gone[owner] = sum
+			}
+			last = shown
+			for name, totals := range shown {
+				owner := workloadName{name.user, name.kind, ""}
+				sum := sums[owner]
+				sum.add(totals)
+				sums[owner] = sum
+			}
+			for owner, want := range world.usedOnNode {
+				got := sums[owner]
+				got.add(gone[owner])
+				if got != want {
+					t.Fatalf("%v: series come to %v, used were %v", owner, got, want)
+				}
+			}
 		}
 	})
 }

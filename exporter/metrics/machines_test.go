@@ -115,7 +115,23 @@ func sharedA100() *snapshot.Snapshot {
 		true, 0, meter.Totals{}, time.Time{}, time.Time{}
 	assigned.MemoryUsedBytes, assigned.ActivityPercent = gpu.Some(uint64(0)), gpu.Optional[uint32]{}
 	assigned.PowerMW = gpu.Optional[int64]{}
-	return withWorkloads(node(cards...), append(workloads, ended, assigned)...)
+	s := withWorkloads(node(cards...), append(workloads, ended, assigned)...)
+	// Each once, although they are on eight cards; of another user's processes
+	// only root may see what they read.
+	s.Resources = []snapshot.Resources{
+		onNode(workloads[0], 51_234_567_891, 12*gib, gpu.Some(int64(3_500_000_000))),
+		onNode(workloads[1], 1_999, gib/2, gpu.Optional[int64]{}),
+		{Key: ended.Key, FirstSeen: ended.FirstSeen, CPUUS: gpu.Some(int64(77_000_000))},
+	}
+	return s
+}
+
+func onNode(w snapshot.Workload, us int64, resident uint64, bytes gpu.Optional[int64]) snapshot.Resources {
+	w.Key.AttributedBy = ""
+	return snapshot.Resources{
+		Key: w.Key, FirstSeen: w.FirstSeen, CPUUS: gpu.Some(us), ReadBytes: bytes, WrittenBytes: bytes, ResidentBytes: gpu.Some(resident),
+		CPUPercent: gpu.Some(int64(340)), ReadBytesPerSecond: bytes, WrittenBytesPerSecond: bytes,
+	}
 }
 
 func withWorkloads(s *snapshot.Snapshot, workloads ...snapshot.Workload) *snapshot.Snapshot {
@@ -214,7 +230,11 @@ func folded() *snapshot.Snapshot {
 		}
 	}
 	workloads[9].MemoryUsedBytes = gpu.Optional[uint64]{}
-	return withWorkloads(node(card), workloads...)
+	s := withWorkloads(node(card), workloads...)
+	for i := range workloads {
+		s.Resources = append(s.Resources, onNode(workloads[i], int64(i+1)*1_000_000, gib, gpu.Some(int64(1<<i))))
+	}
+	return s
 }
 
 // goldenLimit is the limit on workloads a golden file is made with.

@@ -21,6 +21,7 @@ type view struct {
 	instances     []instanceView
 	workloads     []*series // on whole cards
 	migWorkloads  []*series
+	onNode        []*nodeSeries
 	infos         []info
 	droppedSeries int64
 	measured      map[string]bool // cards whose energy is known, by UUID
@@ -101,6 +102,7 @@ func newView(s *snapshot.Snapshot, f *folder) *view {
 			v.workloads = append(v.workloads, one)
 		}
 	}
+	v.onNode = f.foldNode(s.Resources)
 	v.droppedSeries = f.dropped
 	v.infos = newestInfos(s.Workloads, f)
 	return v

@@ -59,6 +59,8 @@ type Stat struct {
 	Threads    int    // those that live, and the first one even if it has ended
 	StartTicks uint64 // field 22: clock ticks since boot
 	flags      uint64
+
+	userTicks, systemTicks uint64
 }
 
 // Zombie reports a process that has ended and was not reaped.
@@ -302,6 +304,12 @@ func ParseStat(data []byte) (Stat, error) {
 	}
 	if threads, err := strconv.ParseUint(string(fields[17]), 10, 22); err == nil {
 		s.Threads = int(threads)
+	}
+	if s.userTicks, err = strconv.ParseUint(string(fields[11]), 10, 64); err != nil {
+		return Stat{}, fmt.Errorf("user time: %w", err)
+	}
+	if s.systemTicks, err = strconv.ParseUint(string(fields[12]), 10, 64); err != nil {
+		return Stat{}, fmt.Errorf("system time: %w", err)
 	}
 	return s, nil
 }

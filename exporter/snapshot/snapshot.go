@@ -24,6 +24,9 @@ type Snapshot struct {
 	Expected  int // cards NVML counts, refused ones included
 	Cards     []Card
 	Workloads []Workload
+	// Resources are what workloads use of the node beside its cards, one entry a
+	// workload, whatever the number of its cards.
+	Resources []Resources
 	Exporter  Exporter
 }
 
@@ -110,6 +113,23 @@ type Workload struct {
 	EndedAt               time.Time // zero while present
 	FirstSeen             time.Time // created time of its counters
 	Assigned              bool      // started with this GPU, no context yet
+}
+
+// Resources are what a workload that holds a GPU uses of the node beside it.
+// Counters begin when it was first seen with one, and stay for an hour after
+// its end; everything else is unknown then.
+type Resources struct {
+	Key       meter.Workload // AttributedBy empty
+	FirstSeen time.Time      // created time of the counters
+
+	CPUUS                   gpu.Optional[int64] // µs
+	ReadBytes, WrittenBytes gpu.Optional[int64] // by storage
+
+	// ResidentBytes is memory with no file behind it.
+	ResidentBytes gpu.Optional[uint64]
+	// CPUPercent is of one core, in the last interval.
+	CPUPercent                                gpu.Optional[int64]
+	ReadBytesPerSecond, WrittenBytesPerSecond gpu.Optional[int64]
 }
 
 // Exporter is the exporter's view of itself.
