@@ -122,14 +122,14 @@ func TestOwnCgroup(t *testing.T) {
 	if len(cgroup.Own(holder.Cgroup)) == 0 {
 		t.Fatalf("the worker is in no cgroup of its own: %q", holder.Cgroup)
 	}
-	helps.do("burn 100")
+	before := helps.do("burn 100")
 	if first := r.measure(holder)[own]; !first.CPUUS.Known || first.CPUUS.Value != 0 {
 		t.Errorf("at first sight: %+v", first)
 	}
 	helps.do("burn 300")
-	helps.do("hold 48")
+	used := helps.do("hold 48") - before
 	second := r.measure(holder)[own]
-	between(t, "CPU of the other process", second.CPUUS.Value, 280_000, 500_000)
+	between(t, "CPU µs of the other process", second.CPUUS.Value, used-slackUS, used+slackUS)
 	if s.tells("memory.usage_in_bytes", "memory.current") {
 		between(t, "memory of the other process", second.ResidentBytes.Value, 48<<20, 160<<20)
 	}
@@ -145,12 +145,12 @@ func TestOwnCgroup(t *testing.T) {
 	}
 	s.make()
 	again := s.enter()
-	again.do("burn 200")
+	before = again.do("burn 200") // and what it used before it was in the cgroup
 	third := r.measure(r.holder(again.pid, own))[own]
-	between(t, "CPU of the cgroup made anew", third.CPUUS.Value-second.CPUUS.Value, 150_000, 500_000)
-	again.do("burn 100")
+	between(t, "CPU µs of the cgroup made anew", third.CPUUS.Value-second.CPUUS.Value, 200_000-slackUS, before+slackUS)
+	used = again.do("burn 100") - before
 	fourth := r.measure(r.holder(again.pid, own))[own]
-	between(t, "CPU after that", fourth.CPUUS.Value-third.CPUUS.Value, 80_000, 300_000)
+	between(t, "CPU µs after that", fourth.CPUUS.Value-third.CPUUS.Value, used-slackUS, used+slackUS)
 }
 
 // TestUnifiedAlone: where only the unified hierarchy has the cgroup, it tells
@@ -160,11 +160,11 @@ func TestUnifiedAlone(t *testing.T) {
 	r, holds, helps := newRig(t), s.enter(), s.enter()
 	own := s.workload("alice")
 	holder := r.holder(holds.pid, own)
+	before := helps.do("burn 1") + holds.do("burn 1")
 	r.measure(holder)
-	helps.do("burn 200")
-	holds.do("hold 32")
+	used := helps.do("burn 200") + holds.do("hold 32") - before
 	found := r.measure(holder)[own]
-	between(t, "CPU", found.CPUUS.Value, 180_000, 400_000)
+	between(t, "CPU µs", found.CPUUS.Value, used-slackUS, used+slackUS)
 	between(t, "resident memory", found.ResidentBytes.Value, 32<<20, 160<<20)
 }
 
@@ -175,11 +175,12 @@ func TestSharedCgroup(t *testing.T) {
 	r, a, b := newRig(t), s.enter(), s.enter()
 	alice, bob := s.workload("alice"), s.workload("bob")
 	holders := []Holder{r.holder(a.pid, alice), r.holder(b.pid, bob)}
+	before := b.do("burn 1")
 	r.measure(holders...)
-	b.do("burn 300")
+	used := b.do("burn 300") - before
 	found := r.measure(holders...)
-	between(t, "CPU of who did nothing", found[alice].CPUUS.Value, 0, 50_000)
-	between(t, "CPU of who worked", found[bob].CPUUS.Value, 280_000, 450_000)
+	between(t, "CPU µs of who did nothing", found[alice].CPUUS.Value, 0, slackUS)
+	between(t, "CPU µs of who worked", found[bob].CPUUS.Value, used-slackUS, used+slackUS)
 }
 
 // files makes a cgroup's directory out of what real ones were seen to hold.

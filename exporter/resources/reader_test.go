@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -34,11 +35,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// work does what each line of standard input says, and answers when it is done.
+// work does what each line of standard input says, and answers with the CPU
+// time that this process has used by then, in µs.
 func work(name string) error {
 	var held []byte
 	children := map[string]*exec.Cmd{}
 	pipes := map[string]io.WriteCloser{}
+	answers := map[string]*bufio.Reader{}
 	lines := bufio.NewScanner(os.Stdin)
 	fmt.Println("ready", name)
 	for lines.Scan() {
@@ -49,9 +52,7 @@ func work(name string) error {
 			if err != nil {
 				return err
 			}
-			var begin, now syscall.Rusage
-			used := func(r *syscall.Rusage) int64 { return (r.Utime.Nano() + r.Stime.Nano()) / 1e6 }
-			for _ = syscall.Getrusage(0, &begin); used(&now)-used(&begin) < ms; _ = syscall.Getrusage(0, &now) {
+			for begin := cpuTime(); cpuTime()-begin < ms*1000; {
 			}
 		case "hold": // MiB
 			mib, err := strconv.Atoi(argument)
@@ -91,10 +92,10 @@ func work(name string) error {
 			if err := child.Start(); err != nil {
 				return err
 			}
-			if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+			answers[argument] = bufio.NewReader(out)
+			if _, err := answers[argument].ReadString('\n'); err != nil {
 				return err
 			}
-			go func() { _, _ = io.Copy(io.Discard, out) }()
 			children[argument], pipes[argument] = child, in
 			fmt.Println(child.Process.Pid)
 			continue
@@ -104,10 +105,24 @@ func work(name string) error {
 		case "tell": // a child
 			child, order, _ := strings.Cut(argument, " ")
 			fmt.Fprintln(pipes[child], order)
+			answer, err := answers[child].ReadString('\n')
+			if err != nil {
+				return err
+			}
+			fmt.Print(answer)
+			continue
 		}
-		fmt.Println("done", len(held))
+		fmt.Println(cpuTime())
 	}
+	runtime.KeepAlive(held)
 	return lines.Err()
+}
+
+// cpuTime is what this process has used, in µs.
+func cpuTime() int64 {
+	var used syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &used)
+	return (used.Utime.Nano() + used.Stime.Nano()) / 1000
 }
 
 // worker is a process of the test.
@@ -158,13 +173,23 @@ func (w *worker) answer() string {
 	return strings.TrimSpace(line)
 }
 
-func (w *worker) do(order string) string {
+// do gives an order and returns the number that is its answer: the CPU time of
+// whoever carried it out, or the PID of a child.
+func (w *worker) do(order string) int64 {
 	w.t.Helper()
 	if _, err := fmt.Fprintln(w.in, order); err != nil {
 		w.t.Fatal(err)
 	}
-	return w.answer()
+	number, err := strconv.ParseInt(w.answer(), 10, 64)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return number
 }
+
+// slackUS is by how much a measured CPU time may differ from the process's own
+// account: ticks, and what it does between its answer and the measurement.
+const slackUS = 60_000
 
 // rig measures by hand, round for round.
 type rig struct {
@@ -222,35 +247,27 @@ func between[T int64 | uint64](t *testing.T, what string, value, least, most T) 
 func TestProcessesAndDescendants(t *testing.T) {
 	r, w := newRig(t), startWorker(t)
 	alice := workload("alice")
-	w.do("burn 300")
+	before := w.do("burn 300")
 	holders := []Holder{r.holder(w.pid, alice), r.holder(w.pid, alice)} // on two GPUs
 	first := r.measure(holders...)[alice]
 	if us, known := first.CPUUS.Get(); !known || us != 0 || first.CPUPercent.Known {
 		t.Errorf("at first sight: %+v", first)
 	}
 	w.do("burn 200")
-	w.do("hold 64")
+	used := w.do("hold 64") - before
 	second := r.measure(holders...)[alice]
-	between(t, "CPU of 200 ms on two GPUs", second.CPUUS.Value, 180_000, 330_000)
-	between(t, "CPU percent of 200 ms in 5 s", second.CPUPercent.Value, 3, 7)
+	between(t, "CPU µs of a process on two GPUs", second.CPUUS.Value, used-slackUS, used+slackUS)
+	between(t, "its part of 5 s in percent", second.CPUPercent.Value, (used-slackUS)/50_000, (used+slackUS)/50_000)
 	between(t, "resident memory", second.ResidentBytes.Value, 64<<20, 160<<20)
 
+	before += used
 	w.do("fork loader")
 	w.do("tell loader burn 400")
-	w.do("tell loader hold 32")
-	// The child works on its own: wait for its answerless orders by its memory.
-	var third snapshot.Resources
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		third = r.measure(holders...)[alice]
-		if third.ResidentBytes.Value >= second.ResidentBytes.Value+32<<20 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the child's memory was never counted: %+v", third)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	between(t, "CPU with the child's 400 ms", third.CPUUS.Value-second.CPUUS.Value, 350_000, 700_000)
+	used = w.do("tell loader hold 32")
+	used += w.do("burn 1") - before
+	third := r.measure(holders...)[alice]
+	between(t, "resident memory with the child's", third.ResidentBytes.Value, second.ResidentBytes.Value+32<<20, second.ResidentBytes.Value+160<<20)
+	between(t, "CPU µs with the child's", third.CPUUS.Value-second.CPUUS.Value, used-slackUS, used+slackUS)
 
 	w.do("reap loader")
 	fourth := r.measure(holders...)[alice]
@@ -272,21 +289,14 @@ func TestProcessesAndDescendants(t *testing.T) {
 func TestChildThatHoldsItself(t *testing.T) {
 	r, w := newRig(t), startWorker(t)
 	alice, bob := workload("alice"), workload("bob")
-	pid, err := strconv.ParseUint(w.do("fork other"), 10, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
-	holders := []Holder{r.holder(w.pid, alice), r.holder(uint32(pid), bob)}
+	pid := uint32(w.do("fork other"))
+	holders := []Holder{r.holder(w.pid, alice), r.holder(pid, bob)}
+	before := w.do("tell other burn 10")
 	r.measure(holders...)
-	w.do("tell other burn 300")
-	var found map[meter.Workload]snapshot.Resources
-	for deadline := time.Now().Add(20 * time.Second); found[bob].CPUUS.Value < 250_000; {
-		found = r.measure(holders...)
-		if time.Now().After(deadline) {
-			t.Fatalf("not counted: %+v", found)
-		}
-	}
-	between(t, "CPU of the parent, which did nothing", found[alice].CPUUS.Value, 0, 50_000)
+	used := w.do("tell other burn 300") - before
+	found := r.measure(holders...)
+	between(t, "CPU µs of the child", found[bob].CPUUS.Value, used-slackUS, used+slackUS)
+	between(t, "CPU µs of the parent, which did nothing", found[alice].CPUUS.Value, 0, slackUS)
 }
 
 // TestReusedNumber: a PID that now is another process's is not measured.
