@@ -281,10 +281,46 @@ func details(h who.Holder) []string {
 	if len(pairs) > 0 {
 		out = append(out, strings.Join(pairs, ", "))
 	}
+	if used := resources(h.Resources); used != "" {
+		out = append(out, used)
+	}
 	if h.CommandLine != nil {
 		out = append(out, "$ "+clean(*h.CommandLine))
 	}
 	return out
+}
+
+// resources say what the workload uses of the node beside its cards.
+func resources(r *who.Resources) string {
+	if r == nil {
+		return ""
+	}
+	var parts []string
+	if r.CPUPercent != nil {
+		parts = append(parts, "cpu "+percent(r.CPUPercent))
+	}
+	if r.ResidentMemoryBytes != nil {
+		parts = append(parts, bytes(r.ResidentMemoryBytes)+" resident")
+	}
+	if r.ReadBytesPerSecond != nil {
+		parts = append(parts, "reads "+rate(*r.ReadBytesPerSecond))
+	}
+	if r.WrittenBytesPerSecond != nil {
+		parts = append(parts, "writes "+rate(*r.WrittenBytesPerSecond))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// rate is in the units that disks are sold by.
+func rate(bytesPerSecond int64) string {
+	const mega = 1_000_000
+	switch {
+	case bytesPerSecond >= 10*mega:
+		return fmt.Sprintf("%d MB/s", bytesPerSecond/mega)
+	case bytesPerSecond >= mega/10:
+		return fmt.Sprintf("%.1f MB/s", float64(bytesPerSecond)/mega)
+	}
+	return fmt.Sprintf("%d kB/s", bytesPerSecond/1000)
 }
 
 // since is when the process can have begun to hold the device: not before

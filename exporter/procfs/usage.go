@@ -5,35 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"strconv"
 
 	"golang.org/x/sys/unix"
 )
-
-// maxPIDs bounds what is read of the list of processes; the kernel's own
-// bound is 4 million.
-const maxPIDs = 1 << 18
-
-// PIDs lists all processes that this procfs shows us, in no order.
-func (fs *FS) PIDs() ([]uint32, error) {
-	directory, err := os.Open(fs.root)
-	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
-	}
-	defer directory.Close()
-	names, err := directory.Readdirnames(maxPIDs)
-	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
-	}
-	pids := make([]uint32, 0, len(names))
-	for _, name := range names {
-		if pid, err := strconv.ParseUint(name, 10, 32); err == nil {
-			pids = append(pids, uint32(pid))
-		}
-	}
-	return pids, nil
-}
 
 // CPUTicks is the CPU time that the process used in both modes, all its
 // threads together, in ticks (FS.ClockTicks). That of its children is not in it.

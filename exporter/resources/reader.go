@@ -27,9 +27,9 @@ import (
 const (
 	// DefaultInterval is the time between two rounds.
 	DefaultInterval = 5 * time.Second
-	// restFactor keeps a round, whatever it takes, below a fiftieth of the time:
-	// where there is more to read, it is read less often.
-	restFactor  = 50
+	// restFactor keeps rounds, whatever they take, below half a percent of the
+	// time: where there is more to read, it is read less often.
+	restFactor  = 200
 	longestRest = 5 * time.Minute
 	// keptFor is how long an ended workload's counters stay: not longer than
 	// its name is shown, which is an hour. Were they still there when it comes

@@ -75,7 +75,6 @@ func (r *root) complete() bool { return r.hasSize && !slices.Contains(r.has[:], 
 func (t *tree) sample(fs *procfs.FS, roots map[uint32]*root) []sample {
 	type place struct{ pid, parent uint32 }
 	ticksUS := 1_000_000 / fs.ClockTicks()
-	visited := map[uint32]bool{}
 	var samples []sample
 	for _, r := range roots {
 		if r.complete() {
@@ -91,10 +90,9 @@ func (t *tree) sample(fs *procfs.FS, roots map[uint32]*root) []sample {
 			if at.parent == 0 {
 				same = s.begun == r.StartTicks
 			}
-			if err != nil || !same || visited[at.pid] {
+			if err != nil || !same {
 				continue
 			}
-			visited[at.pid] = true
 			samples = append(samples, s)
 			for _, child := range t.children[at.pid] {
 				if roots[child] == nil {

@@ -171,6 +171,10 @@ type Holder struct {
 	// while it is active, null where activity is unknown.
 	IdleSeconds *int64 `json:"idle_seconds"`
 
+	// Resources are what the whole workload uses of the node beside the card, the
+	// same on each of its holders; null if nothing is known of it.
+	Resources *Resources `json:"resources"`
+
 	// Holds says that the time counts for the user: a compute context, an MPS
 	// client, or exclusive use given by a scheduler.
 	Holds bool `json:"holds"`
@@ -230,6 +234,15 @@ type Suspect struct {
 	PodName       string `json:"pod_name"`
 	SlurmJob      string `json:"slurm_job"`
 	Unit          string `json:"unit"`
+}
+
+// Resources are what a workload uses of the node in the last seconds: all of
+// its processes together, those without a card too.
+type Resources struct {
+	CPUPercent            *int64  `json:"cpu_percent"`           // of one core
+	ResidentMemoryBytes   *uint64 `json:"resident_memory_bytes"` // with no file behind it
+	ReadBytesPerSecond    *int64  `json:"read_bytes_per_second"` // by storage
+	WrittenBytesPerSecond *int64  `json:"written_bytes_per_second"`
 }
 
 // Complete reports whether no part of the answer is missing.

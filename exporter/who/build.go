@@ -42,10 +42,11 @@ func Build(s *snapshot.Snapshot, viewer Viewer, source string, now time.Time) An
 	if !s.NVMLUp {
 		a.Error = cmp.Or(s.NVMLError, "NVML is not available")
 	}
-	held := heldSince(s)
+	held, used := heldSince(s), resources(s)
 	for i := range s.Cards {
 		a.Cards = append(a.Cards, card(s, &s.Cards[i], viewer, held))
 		taken(&a.Cards[i], &s.Cards[i], viewer, source)
+		use(&a.Cards[i], used)
 	}
 	slices.SortStableFunc(a.Cards, func(x, y Card) int {
 		return cmp.Or(cmp.Compare(x.Index, y.Index), cmp.Compare(x.UUID, y.UUID))
@@ -74,6 +75,41 @@ func heldSince(s *snapshot.Snapshot) map[workloadKey]time.Time {
 		}
 	}
 	return since
+}
+
+// resources are what workloads use, by who they are. Nothing is said of one of
+// which nothing is known at the moment.
+func resources(s *snapshot.Snapshot) map[meter.Workload]*Resources {
+	used := make(map[meter.Workload]*Resources, len(s.Resources))
+	for i := range s.Resources {
+		r := &s.Resources[i]
+		one := Resources{
+			CPUPercent: pointer(r.CPUPercent), ResidentMemoryBytes: pointer(r.ResidentBytes),
+			ReadBytesPerSecond: pointer(r.ReadBytesPerSecond), WrittenBytesPerSecond: pointer(r.WrittenBytesPerSecond),
+		}
+		if one != (Resources{}) {
+			used[r.Key] = &one
+		}
+	}
+	return used
+}
+
+// use says of each holder what its workload uses.
+func use(c *Card, used map[meter.Workload]*Resources) {
+	for _, d := range c.Devices {
+		for i := range d.Holders {
+			d.Holders[i].Resources = used[nameOf(&d.Holders[i])]
+		}
+	}
+}
+
+// nameOf is the workload that a holder belongs to.
+func nameOf(h *Holder) meter.Workload {
+	w := meter.Workload{User: h.User, UID: -1, Kind: h.Kind, Name: h.Workload, Project: h.Project, Class: h.Class}
+	if h.UID != nil {
+		w.UID = *h.UID
+	}
+	return w
 }
 
 func card(s *snapshot.Snapshot, c *snapshot.Card, viewer Viewer, held map[workloadKey]time.Time) Card {

@@ -77,6 +77,15 @@ func server() *snapshot.Snapshot {
 			{Device: "GPU-00000000-card", Key: alice, Present: true, HeldSince: at.Add(-time.Hour)},
 			{Device: "GPU-00000000-card", Key: bob, Present: false, HeldSince: at.Add(-3 * time.Hour)},
 		},
+		Resources: []snapshot.Resources{
+			{
+				Key:        meter.Workload{User: "alice", UID: 1001, Kind: meter.KindDocker, Name: "train", Project: "vision"},
+				CPUPercent: gpu.Some(int64(340)), ResidentBytes: gpu.Some(uint64(12 << 30)),
+				ReadBytesPerSecond: gpu.Some(int64(5_000_000)), WrittenBytesPerSecond: gpu.Some(int64(0)),
+			},
+			{Key: stranger, ResidentBytes: gpu.Some(uint64(1 << 30))},
+			{Key: meter.Workload{User: "bob", UID: 1002, Kind: meter.KindHost}, CPUUS: gpu.Some(int64(77))}, // counters alone say nothing of now
+		},
 		Exporter: snapshot.Exporter{Collectors: map[string]snapshot.CollectorState{
 			"docker": {Error: "permission denied"}, "procfs": {Up: true}, "journal": {Error: "disk full"},
 		}},

@@ -62,6 +62,10 @@ func TestThreeOwnersShareOneGPU(t *testing.T) {
 	if text := n.metric(`gpu_conservation_error_seconds{gpu="0",uuid="` + uuidOf(n) + `"}`); text != "0" {
 		t.Errorf("conservation error %q", text)
 	}
+	await(t, "the container's own CPU time and memory", func() bool {
+		labels := `{kind="docker",user="uid:4711",workload="train"}`
+		return n.metric("gpu_workload_cpu_seconds_total"+labels) != "" && n.metric("gpu_workload_resident_memory_bytes"+labels) != ""
+	})
 	ended := time.Now()
 	n.exporter.stop(t)
 
