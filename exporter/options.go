@@ -21,6 +21,7 @@ import (
 const (
 	DefaultStateDir       = "/var/lib/gpu-exporter"
 	DefaultProcFS         = "/proc"
+	DefaultSysFS          = "/sys"
 	DefaultSampleInterval = time.Second
 	DefaultMaxGap         = 10 * time.Second
 	// MinSampleInterval keeps a mistyped interval from costing a core.
@@ -35,8 +36,10 @@ type Options struct {
 	// JournalMaxBytes bounds the journal on disk; 0 for the journal's default.
 	JournalMaxBytes int64
 	ProcFS          string
-	SampleInterval  time.Duration
-	MaxGap          time.Duration
+	// SysFS is where sysfs is mounted; empty for DefaultSysFS.
+	SysFS          string
+	SampleInterval time.Duration
+	MaxGap         time.Duration
 	// MaxWorkloads is how many workloads /metrics shows before it folds.
 	MaxWorkloads int
 	Config       Config

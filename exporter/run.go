@@ -17,6 +17,7 @@ import (
 	"gpuledger/exporter/journal"
 	"gpuledger/exporter/metrics"
 	"gpuledger/exporter/owner"
+	"gpuledger/exporter/passthrough"
 	"gpuledger/exporter/procfs"
 	"gpuledger/exporter/resources"
 	"gpuledger/exporter/runtimes"
@@ -54,6 +55,7 @@ func Run(ctx context.Context, options Options) error {
 	if err != nil {
 		return err
 	}
+	options.Source = passthrough.New(passthrough.Options{Source: options.Source, FS: proc, SysFS: options.SysFS, Logger: options.Logger})
 	options.suspects = suspects.New(suspects.Options{FS: proc, ThresholdBytes: options.Config.Suspects.thresholdBytes(), Logger: options.Logger})
 	table := holders.New(options.holders(proc))
 	defer table.Close()

@@ -65,6 +65,7 @@ func newRoot() *cobra.Command {
 	flags.IntVar(&s.options.MaxWorkloads, "metrics.max-workloads", metrics.DefaultMaxWorkloads, "workloads shown on /metrics before further ones are folded per user")
 	flags.StringVar(&s.configFile, "config.file", "", "configuration file (YAML); may be absent")
 	flags.StringVar(&s.options.ProcFS, "path.procfs", exporter.DefaultProcFS, "procfs of the initial PID namespace")
+	flags.StringVar(&s.options.SysFS, "path.sysfs", exporter.DefaultSysFS, "sysfs of the node, for GPUs given to virtual machines")
 	root.PersistentFlags().StringVar(&s.libraryPath, "nvml.library-path", "", "libnvidia-ml.so.1 to load (default: the loader's choice)")
 	s.logLevel, s.logFormat = *promslog.NewLevel(), *promslog.NewFormat()
 	root.PersistentFlags().Var(flagValue{&s.logLevel}, "log.level", "debug, info, warn or error")

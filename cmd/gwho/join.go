@@ -9,6 +9,7 @@ import (
 
 	"gpuledger/exporter/gpu"
 	"gpuledger/exporter/meter"
+	"gpuledger/exporter/passthrough"
 	"gpuledger/exporter/snapshot"
 	"gpuledger/exporter/suspects"
 	"gpuledger/exporter/who"
@@ -87,6 +88,12 @@ func (j *join) look(ctx context.Context) {
 
 // answer waits a moment for names that are still being looked up.
 func (j *join) answer(ctx context.Context) who.Answer {
+	if j.table != nil {
+		if added := passthrough.Add(ctx, j.table.proc, "/sys", j.last); len(added.Readings) != len(j.last.Readings) {
+			j.last = added
+			j.table.Refresh(ctx, j.last)
+		}
+	}
 	j.look(ctx)
 	deadline := time.NewTimer(pendingPatience)
 	defer deadline.Stop()

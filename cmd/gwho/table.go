@@ -157,6 +157,9 @@ func cardLine(c who.Card) []cell {
 			state = cell{"mig", plain}
 		default:
 			state = deviceState(c.Devices)
+			if c.PassedThrough && state.text != "held" {
+				state = cell{"vm", plain} // for virtual machines only
+			}
 		}
 	}
 	index := unknown // a card that has not yet said which it is

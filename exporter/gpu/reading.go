@@ -63,6 +63,9 @@ type Card struct {
 	VBIOS           string
 	MIGMode         Optional[bool]
 	PersistenceMode Optional[bool]
+	// PassedThrough says that the card is given to virtual machines: the node's
+	// driver does not have it, and nothing but its holder is known.
+	PassedThrough bool
 }
 
 // Driver is what the driver and the library say of themselves.

@@ -89,6 +89,9 @@ type Card struct {
 	State string `json:"state"`
 	// Reason is why State is not CardUp.
 	Reason string `json:"reason"`
+	// PassedThrough says that the card is given to virtual machines. Nothing is
+	// known of it but which process has it.
+	PassedThrough bool `json:"passed_through"`
 	// MIG says that the card is cut into instances; the devices are those.
 	MIG bool `json:"mig"`
 

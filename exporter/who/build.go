@@ -119,6 +119,7 @@ func card(s *snapshot.Snapshot, c *snapshot.Card, viewer Viewer, held map[worklo
 		Name:                    c.Identity.Name,
 		PCIBusID:                c.Identity.PCIBusID,
 		State:                   CardUp,
+		PassedThrough:           c.Identity.PassedThrough,
 		MemoryUnattributedBytes: pointer(c.UnattributedMemoryBytes),
 	}
 	if !c.Up {
@@ -150,7 +151,7 @@ func card(s *snapshot.Snapshot, c *snapshot.Card, viewer Viewer, held map[worklo
 	for i := range out.Devices {
 		d := &out.Devices[i]
 		slices.SortStableFunc(d.Holders, compareHolders)
-		d.Free = c.Up && !slices.ContainsFunc(d.Holders, func(h Holder) bool { return h.Holds || h.Assigned })
+		d.Free = c.Up && !c.Identity.PassedThrough && !slices.ContainsFunc(d.Holders, func(h Holder) bool { return h.Holds || h.Assigned })
 	}
 	return out
 }

@@ -42,6 +42,11 @@ func takenServer() *snapshot.Snapshot {
 		card.UnattributedMemoryBytes = gpu.Some(uint64(uint64(40)<<30 - uint64(i)*700<<20))
 		s.Cards = append(s.Cards, card)
 	}
+	// One that is given to virtual machines, and none has it.
+	s.Cards = append(s.Cards, snapshot.Card{
+		Identity: gpu.Card{UUID: "PCI-0000:81:00.0", Index: len(s.Cards), Name: "NVIDIA A100 SXM4 40GB", PCIBusID: "0000:81:00.0", PassedThrough: true},
+		Up:       true, Reading: &gpu.Reading{},
+	})
 	s.Expected = len(s.Cards)
 	return s
 }
