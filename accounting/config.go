@@ -46,6 +46,8 @@ type Config struct {
 	Book       *billing.Book
 	Admins     []string
 	TokensFile string // empty for none
+	// CloseLive says that who holds what now isn't for everyone on this machine.
+	CloseLive bool
 }
 
 // file is the configuration file as it is written.
@@ -66,6 +68,7 @@ type file struct {
 	Access     struct {
 		Admins     []string `yaml:"admins"`
 		TokensFile string   `yaml:"tokens_file"`
+		OpenLive   *bool    `yaml:"open_live"`
 		Proxy      struct {
 			Header string `yaml:"header"`
 			Socket string `yaml:"socket"`
@@ -239,6 +242,7 @@ func (f *file) check(where *configFile, dir string) (*Config, error) {
 	c := &Config{
 		Listen: f.Listen, Interval: DefaultInterval, FileSD: f.Collect.FileSD, HTTP: f.Collect.HTTP.config,
 		Admins: f.Access.Admins, TokensFile: f.Access.TokensFile,
+		CloseLive: f.Access.OpenLive != nil && !*f.Access.OpenLive,
 	}
 	if len(c.Listen) == 0 {
 		c.Listen = []string{DefaultListen}

@@ -17,6 +17,7 @@ import (
 	"gpuledger/accounting/collect"
 	"gpuledger/accounting/ledger"
 	"gpuledger/accounting/ledger/sqlite"
+	"gpuledger/accounting/nodes"
 	"gpuledger/accounting/web"
 )
 
@@ -41,14 +42,21 @@ func Serve(ctx context.Context, config *Config, options ServeOptions) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	access, err := web.NewAccess(config.Admins, config.TokensFile, log)
+	access, err := web.NewAccess(web.AccessOptions{
+		Admins: config.Admins, TokensFile: config.TokensFile, CloseLive: config.CloseLive, WebConfigFile: options.WebConfigFile, Log: log,
+	})
 	if err != nil {
 		return err
 	}
 	metrics := web.NewMetrics(store)
 	daemon := &daemon{config: config, store: store, now: options.Now}
+	collector := collect.New(collect.Options{
+		Interval: config.Interval, Targets: config.Targets, FileSD: config.FileSD, HTTP: config.HTTP,
+		Ledger: store, Observer: metrics, Log: log, Now: options.Now,
+	})
+	board := nodes.NewBoard(nodes.Options{Collector: collector, Known: store.Targets, Log: log, Now: time.Now})
 	handler, err := web.Handler(web.Options{
-		Report: daemon.report, Status: daemon.status, Ready: daemon.ready, Access: access, Metrics: metrics, Log: log,
+		Report: daemon.report, Nodes: board.Who, Status: daemon.status, Ready: daemon.ready, Access: access, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return err
@@ -72,10 +80,6 @@ func Serve(ctx context.Context, config *Config, options ServeOptions) (err error
 	if len(config.Targets)+len(config.FileSD) == 0 {
 		log.Warn("Nothing is collected: there are neither collect.targets nor collect.file_sd")
 	}
-	collector := collect.New(collect.Options{
-		Interval: config.Interval, Targets: config.Targets, FileSD: config.FileSD, HTTP: config.HTTP,
-		Ledger: store, Observer: metrics, Log: log, Now: options.Now,
-	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		collector.Run(ctx)

@@ -52,11 +52,18 @@ const maxAtOnce = 16
 type Collector struct {
 	options Options
 	slots   chan struct{}
+
+	mu      sync.Mutex
+	targets map[string]*client // nil until it could be made
 }
 
 // New returns a collector.
 func New(options Options) *Collector {
-	return &Collector{options: options, slots: make(chan struct{}, maxAtOnce)}
+	c := &Collector{options: options, slots: make(chan struct{}, maxAtOnce), targets: map[string]*client{}}
+	for _, target := range options.Targets {
+		c.targets[target] = nil
+	}
+	return c
 }
 
 // Run pulls until the context is done.
@@ -65,8 +72,9 @@ func (c *Collector) Run(ctx context.Context) {
 	defer loops.Wait()
 	running := map[string]context.CancelFunc{}
 	defer func() {
-		for _, cancel := range running {
+		for target, cancel := range running {
 			cancel()
+			c.unwatch(target)
 		}
 	}()
 	var found []string
@@ -85,6 +93,7 @@ func (c *Collector) Run(ctx context.Context) {
 		for _, target := range append(append([]string{}, c.options.Targets...), found...) {
 			wanted[target] = true
 			if running[target] == nil {
+				c.watch(target)
 				var loopCtx context.Context
 				loopCtx, running[target] = context.WithCancel(ctx)
 				loops.Go(func() { c.loop(loopCtx, target) })
@@ -98,6 +107,7 @@ func (c *Collector) Run(ctx context.Context) {
 			}
 			cancel()
 			delete(running, target)
+			c.unwatch(target)
 		}
 		c.options.Observer.Watching(names)
 		select {
@@ -110,12 +120,6 @@ func (c *Collector) Run(ctx context.Context) {
 
 // loop pulls from one target, at a moment of the interval that is its own.
 func (c *Collector) loop(ctx context.Context, target string) {
-	var client *client
-	defer func() {
-		if client != nil {
-			client.http.CloseIdleConnections()
-		}
-	}()
 	sum := fnv.New64a()
 	sum.Write([]byte(target))
 	wait := time.Duration(sum.Sum64() % uint64(max(1, min(c.options.Interval, 10*time.Second))))
@@ -130,11 +134,7 @@ func (c *Collector) loop(ctx context.Context, target string) {
 		}
 		began := time.Now()
 		var result ledger.Result
-		var err error
-		if client == nil {
-			// Its certificates and passwords may be files that come later.
-			client, err = newClient(target, c.options.HTTP)
-		}
+		client, err := c.client(target)
 		if err == nil {
 			result, err = c.pull(ctx, client)
 		}

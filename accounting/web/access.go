@@ -19,21 +19,41 @@ import (
 // Authorization.
 const TokenHeader = "X-Gpuledger-Token"
 
+// AccessOptions are the rules of Access.
+type AccessOptions struct {
+	Admins     []string // names of users, or uids
+	TokensFile string   // empty for none; read again when it changes
+	// CloseLive closes the live view of the nodes to everyone but those who
+	// prove who they are.
+	CloseLive bool
+	// WebConfigFile is the web configuration that the TCP listeners have; empty
+	// for none. Its users may see the live view.
+	WebConfigFile string
+	Log           *slog.Logger
+}
+
 // Access decides who may see everybody's history and money: on a unix socket
 // the uids of the admins, elsewhere tokens of the role admin and client
 // certificates whose common name is an admin's. No address and no header proves
-// anything: every user of a server can reach its loopback.
+// anything: every user of a server can reach its loopback. What is live is open
+// to all of them.
 type Access struct {
-	admins []string
-	uids   []uint32
-	tokens *tokens
+	admins        []string
+	uids          []uint32
+	tokens        *tokens
+	openLive      bool
+	webConfigFile string
+	log           *slog.Logger
 }
 
-// NewAccess makes the rules. Admins are names of users or uids. The tokens file
-// may be empty; it is read again when it changes.
-func NewAccess(admins []string, tokensFile string, log *slog.Logger) (*Access, error) {
-	a := &Access{admins: admins, uids: []uint32{uint32(os.Geteuid())}} // who can read the ledger anyway
-	for _, name := range admins {
+// NewAccess makes the rules.
+func NewAccess(o AccessOptions) (*Access, error) {
+	log := o.Log
+	a := &Access{
+		admins: o.Admins, uids: []uint32{uint32(os.Geteuid())}, // who can read the ledger anyway
+		openLive: !o.CloseLive, webConfigFile: o.WebConfigFile, log: log,
+	}
+	for _, name := range o.Admins {
 		id := name
 		if found, err := user.Lookup(name); err == nil {
 			id = found.Uid
@@ -45,8 +65,8 @@ func NewAccess(admins []string, tokensFile string, log *slog.Logger) (*Access, e
 		}
 		a.uids = append(a.uids, uint32(uid))
 	}
-	if tokensFile != "" {
-		a.tokens = &tokens{path: tokensFile, log: log}
+	if o.TokensFile != "" {
+		a.tokens = &tokens{path: o.TokensFile, log: log}
 		if err := a.tokens.load(); err != nil {
 			return nil, err
 		}

@@ -4,6 +4,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"gpuledger/exporter/who"
 )
 
 // TestDocumentNamesEveryMetricAndPath holds docs/accounting.md to what is served.
@@ -21,7 +23,7 @@ func TestDocumentNamesEveryMetricAndPath(t *testing.T) {
 			t.Errorf("metric %s, a %s, is not in the document", name, family.kind)
 		}
 	}
-	for _, path := range []string{"/", "/-/healthy", "/-/ready", "/metrics", "/api/v1/report", "/api/v1/status"} {
+	for _, path := range []string{"/", "/-/healthy", "/-/ready", "/metrics", "/api/v1/report", "/api/v1/status", who.NodesPath} {
 		if !strings.Contains(text, "`"+path+"`") && !strings.Contains(text, "`"+path+"?") {
 			t.Errorf("path %s is not in the document", path)
 		}

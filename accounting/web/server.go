@@ -1,5 +1,5 @@
-// Package web is the HTTP side of gpu-accounting: health, metrics, and for
-// admins reports and status.
+// Package web is the HTTP side of gpu-accounting: health, metrics, who holds
+// what on all nodes, and for admins reports and status.
 package web
 
 import (
@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"gpuledger/accounting/billing"
+	"gpuledger/exporter/who"
 )
 
 // ErrBadRequest is wrapped by errors that are the caller's fault.
@@ -41,6 +42,9 @@ type Options struct {
 	Report func(ctx context.Context, month, format string, bom bool) (Document, error)
 	// Status returns a value that is shown as JSON.
 	Status func(ctx context.Context) (any, error)
+	// Nodes returns who.Nodes as JSON; with all, also what nodes tell of
+	// themselves that have closed their live view.
+	Nodes func(ctx context.Context, all bool) ([]byte, error)
 	// Ready returns why the daemon can't work, or nil.
 	Ready   func(ctx context.Context) error
 	Access  *Access
@@ -74,6 +78,7 @@ func Handler(o Options) (http.Handler, error) {
 		Name: "gpu-accounting", Description: "Who used which GPU, and what it costs", Version: version.Version,
 		Links: []toolkit.LandingLinks{
 			{Address: "/metrics", Text: "Metrics"},
+			{Address: who.NodesPath, Text: "Who holds what", Description: "on all nodes, live (gwho --nodes shows it as a table)"},
 			{Address: "/api/v1/report?format=table", Text: "This month's report", Description: "for admins"},
 			{Address: "/api/v1/status", Text: "Status", Description: "for admins"},
 			{Address: "/-/healthy", Text: "Health"}, {Address: "/-/ready", Text: "Readiness"},
@@ -101,6 +106,7 @@ func Handler(o Options) (http.Handler, error) {
 		}
 		c.Data(http.StatusOK, "text/plain; version=0.0.4; charset=utf-8", body.Bytes())
 	})
+	router.GET(who.NodesPath, o.Access.live, o.nodes)
 	api := router.Group("/api/v1", o.Access.adminsOnly)
 	api.GET("/report", o.report)
 	api.GET("/status", func(c *gin.Context) {

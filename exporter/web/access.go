@@ -93,6 +93,13 @@ func (a *access) forMetrics(next http.Handler) http.Handler {
 // forWho lets everybody on the node through while live is open. From elsewhere
 // names of people are for those who prove who they are.
 func (a *access) forWho(next http.Handler) http.Handler {
+	open := next
+	if !a.openLive {
+		next = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set(who.ClosedHeader, who.ClosedValue)
+			open.ServeHTTP(w, r)
+		})
+	}
 	return a.guard(next, func(r *http.Request) bool { return a.openLive && onNode(r) || a.passedConfigFile(r) },
 		"who holds what is open on the node itself only, and nowhere if access.open_live is false: otherwise it needs a token, "+
 			"a client certificate, an allowed uid, or a user of the web configuration file")

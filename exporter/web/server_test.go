@@ -248,6 +248,23 @@ func TestClosedLive(t *testing.T) {
 		expect(t, tcpClient(), base+path, bearer, 200, "")
 	}
 	expect(t, tcpClient(), base+"/-/healthy", nil, 200, "")
+
+	// Who passes the answer on is told.
+	for base, want := range map[string]string{base: who.ClosedValue, "http://" + start(t, nil).addresses[0]: ""} {
+		request, err := http.NewRequest("GET", base+who.Path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header = bearer
+		response, err := tcpClient().Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if got := response.Header.Get(who.ClosedHeader); response.StatusCode != 200 || got != want {
+			t.Errorf("%s %s: %q, want %q", response.Status, who.ClosedHeader, got, want)
+		}
+	}
 }
 
 // nonLoopback is an address of this machine that others could reach.

@@ -127,6 +127,17 @@ func TestAnswerGolden(t *testing.T) {
 	}
 }
 
+// What root was told can be passed on to everybody once it is published.
+func TestPublishedIsWhatAnUnknownViewerGets(t *testing.T) {
+	for _, viewer := range []Viewer{Peer(0), Peer(1001), {}} {
+		a := Build(server(), viewer, SourceExporter, at)
+		a.Publish()
+		if diff := cmp.Diff(Build(server(), Viewer{}, SourceExporter, at), a); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
 // Whatever a node looks like, nobody gets another's command line.
 func TestCommandLinesAreForTheirOwnerAndRoot(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
