@@ -255,6 +255,7 @@ func notes(h who.Holder) string {
 		{h.Assigned && h.Holds, "reserved, no process"},
 		{h.Assigned && !h.Holds, "assigned, no process"},
 		{h.GraphicsOnly, "graphics only"},
+		{slices.Contains(h.Contexts, "mps"), "MPS client"},
 		{h.System, "system"},
 		{h.Zombie, "zombie"},
 		{h.Pending, "looking up"},

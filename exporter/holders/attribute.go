@@ -122,7 +122,7 @@ func (t *Table) place(p *process) placement {
 		ProcessUID: int64(p.facts.RealUID), EffectiveUID: int64(p.facts.EffectiveUID), LoginUID: p.facts.LoginUID,
 		HostProcess: len(p.facts.NSPID) <= 1 && !chain.Ambiguous && !inContainer && !nowhere,
 		Command:     p.facts.Command, Executable: p.facts.Executable, ExecutableUID: p.facts.ExecutableUID,
-		SystemSlice: chain.SystemSlice,
+		SystemSlice: chain.SystemSlice, SystemLaunched: p.mpsServer,
 	}}
 	place.detail.Unit = chain.Unit
 	evidence := &place.evidence

@@ -88,6 +88,8 @@ type process struct {
 	readAt      time.Time
 	readWholeAt time.Time
 	zombie      bool
+	// mpsServer says that root's MPS daemon started it.
+	mpsServer bool
 	// before had the PID before this process, if a card may still mean it.
 	before *process
 
@@ -274,6 +276,7 @@ func (t *Table) admit(pid uint32, listedUS int64, now time.Time) error {
 	if known != nil {
 		known.before = nil
 	}
+	p.mpsServer = t.startedByMPSDaemon(facts)
 	t.processes[key], t.current[pid] = p, p
 	if p.zombie {
 		p.end()
@@ -359,6 +362,7 @@ func (t *Table) readAgain(p *process, now time.Time) {
 	}
 	if facts.Executable != p.facts.Executable || facts.Command != p.facts.Command {
 		p.commandLine = commandLine(p.handle)
+		p.mpsServer = t.startedByMPSDaemon(facts)
 	}
 	if facts.Cgroup != p.facts.Cgroup {
 		p.chain = cgroup.Parse(facts.Cgroup)

@@ -33,6 +33,9 @@ type Evidence struct {
 	ExecutableUID int64
 	// SystemSlice says that only root can have placed the process where it is.
 	SystemSlice bool
+	// SystemLaunched says that one of the system's own processes started it to
+	// work on behalf of users, under their uids: an MPS server.
+	SystemLaunched bool
 }
 
 // Container is what an engine says of a container that bears on its owner.

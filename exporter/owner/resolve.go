@@ -148,13 +148,14 @@ func (c Config) fromProcess(e Evidence) (Answer, bool) {
 // person can mount any of root's programs under any name in a namespace of
 // their own. So a person's uid is never the system's, wherever it runs: cron
 // runs people's jobs in a system slice too. And none of this counts in a
-// container, where everybody is root.
+// container, where everybody is root. The exception is what the system starts
+// under a person's uid without the person's having a say in it.
 func (c Config) system(e Evidence) bool {
 	if !e.HostProcess || e.ExecutableUID != 0 || !isUID(e.ProcessUID) || !slices.Contains(c.SystemCommands, path.Base(e.Executable)) {
 		return false
 	}
 	dynamic := e.ProcessUID >= firstDynamicUID && e.ProcessUID <= lastDynamicUID
-	return e.ProcessUID < int64(c.minimumHuman()) || e.SystemSlice && (dynamic || !c.Human(e.ProcessUID))
+	return e.SystemLaunched || e.ProcessUID < int64(c.minimumHuman()) || e.SystemSlice && (dynamic || !c.Human(e.ProcessUID))
 }
 
 // systemd gives these uids to services with DynamicUser= (systemd's

@@ -106,6 +106,8 @@ func rules(rules ...Rule) func(*Config)   { return func(c *Config) { c.Rules = r
 func steps(steps ...Step) func(*Config)   { return func(c *Config) { c.Steps = steps } }
 func launchers(u ...uint32) func(*Config) { return func(c *Config) { c.LauncherUIDs = u } }
 
+func launched(e *Evidence) { e.SystemLaunched = true }
+
 func TestResolve(t *testing.T) {
 	none := Answer{User: "unattributed", UID: -1, AttributedBy: StepNone}
 	by := func(step Step, name string, uid int64, confidence Confidence) Answer {
@@ -216,6 +218,9 @@ func TestResolve(t *testing.T) {
 		{"comm says Xorg", process(0, service("x.service"), func(e *Evidence) { e.Command = "Xorg" }), testConfig(), none},
 		{"executable not known", process(0, service("x.service"), program("", -1), func(e *Evidence) { e.Command = "Xorg" }), testConfig(), none},
 		{"Xorg in a container", container(0, program("/usr/bin/Xorg", 0)), testConfig(), none},
+		{"MPS server started by the system for alice", process(1001, program("/usr/bin/nvidia-cuda-mps-server", 0), launched), testConfig(), system("alice", 1001)},
+		{"MPS server that alice started", process(1001, inSlice(1001), program("/usr/bin/nvidia-cuda-mps-server", 0)), testConfig(), by(StepUserSlice, "alice", 1001, ConfidenceHigh)},
+		{"MPS server in a container", container(1001, program("/usr/bin/nvidia-cuda-mps-server", 0), launched), testConfig(), none},
 		{"list of the site", process(0, service("x.service"), program("/opt/beeswarm", 0)), testConfig(func(c *Config) { c.SystemCommands = []string{"beeswarm"} }), system("root", 0)},
 
 		// Order and switching.
@@ -341,7 +346,7 @@ func TestResolveProperties(t *testing.T) {
 			SliceUID: uid("slice"), JobUID: uid("job"), ProcessUID: uid("process"), EffectiveUID: uid("effective"), LoginUID: uid("login"),
 			HostProcess: rapid.Bool().Draw(t, "host process"), Command: pick(names, "comm"),
 			Executable: pick([]string{"", "/usr/bin/Xorg", "/tmp/Xorg", "/usr/bin/python3"}, "exe"), ExecutableUID: uid("exe uid"),
-			SystemSlice: rapid.Bool().Draw(t, "system slice"),
+			SystemSlice: rapid.Bool().Draw(t, "system slice"), SystemLaunched: rapid.Bool().Draw(t, "system launched"),
 		}
 		if rapid.Bool().Draw(t, "in a container") {
 			e.HostProcess = false
@@ -367,7 +372,7 @@ func TestResolveProperties(t *testing.T) {
 				t.Fatalf("label %s=%s named %+v", a.LabelKey, value, a)
 			}
 		}
-		if a.System && (!e.HostProcess || e.ExecutableUID != 0 || c.Human(e.ProcessUID) && (e.ProcessUID != 61184 || !e.SystemSlice)) {
+		if a.System && (!e.HostProcess || e.ExecutableUID != 0 || c.Human(e.ProcessUID) && !e.SystemLaunched && (e.ProcessUID != 61184 || !e.SystemSlice)) {
 			t.Fatalf("a person's process is exempt: %+v", e)
 		}
 		// 4294967295 is the kernel's word for no uid.
