@@ -67,16 +67,24 @@ func (j *join) look(ctx context.Context) {
 	var all, needy []suspects.Card
 	for i := range j.last.Readings {
 		r := &j.last.Readings[i]
-		if r.State != gpu.StateGood || j.table == nil {
+		if r.State != gpu.StateGood {
 			continue
 		}
-		card := suspects.CardOf(r, j.table.Keys(*r))
+		var keys map[uint32]meter.ProcessKey
+		if j.table != nil {
+			keys = j.table.Keys(*r)
+		}
+		card := suspects.CardOf(r, keys)
 		all = append(all, card)
 		if bytes, known := card.UnexplainedBytes.Get(); known && bytes >= suspects.DefaultThreshold {
 			needy = append(needy, card)
 		}
 	}
-	if len(needy) == 0 {
+	switch {
+	case len(needy) == 0:
+		return
+	case j.table == nil:
+		j.taken = suspects.Unable(needy, j.blind)
 		return
 	}
 	j.taken = suspects.Look(ctx, j.table.proc, needy, all, lookPatience)
@@ -155,7 +163,7 @@ func (j *join) snapshot() (*snapshot.Snapshot, bool) {
 			c.Holders = j.holders(r)
 			c.UnattributedMemoryBytes = r.UnattributedMemoryBytes()
 			if j.taken != nil && j.taken.Needs(r.Card.UUID) {
-				c.Suspects, c.Search, _ = j.taken.Of(r.Card.UUID, j.table.Keys(*r), j.table.Table)
+				c.Suspects, c.Search = j.suspects(r)
 				pending = pending || slices.ContainsFunc(c.Suspects, func(s snapshot.Suspect) bool { return s.Pending })
 			}
 			pending = pending || slices.ContainsFunc(c.Holders, func(h snapshot.Holder) bool { return h.Pending })
@@ -175,6 +183,15 @@ func (j *join) snapshot() (*snapshot.Snapshot, bool) {
 		s.Cards = append(s.Cards, snapshot.Card{Identity: identity, Reason: who.CardHung})
 	}
 	return s, pending
+}
+
+func (j *join) suspects(r *gpu.Reading) ([]snapshot.Suspect, snapshot.Search) {
+	if j.table == nil {
+		found, search, _ := j.taken.Of(r.Card.UUID, nil, nil)
+		return found, search
+	}
+	found, search, _ := j.taken.Of(r.Card.UUID, j.table.Keys(*r), j.table.Table)
+	return found, search
 }
 
 func (j *join) holders(r *gpu.Reading) []snapshot.Holder {

@@ -257,11 +257,7 @@ func look(ctx context.Context, walker *devicewalk.Walker, numbers Numbers, needy
 	for _, mapped := range []bool{false, true} {
 		var err error
 		if found, err = walker.Walk(ctx, mapped); err != nil {
-			findings := &Findings{At: time.Now(), Error: err.Error(), Cards: map[string]Finding{}}
-			for _, card := range needy {
-				findings.Cards[card.UUID] = Finding{}
-			}
-			return findings
+			return Unable(needy, err)
 		}
 		judged = Judge(needy, cards, found, numbers, had)
 		explained := true
@@ -275,6 +271,15 @@ func look(ctx context.Context, walker *devicewalk.Walker, numbers Numbers, needy
 	findings := &Findings{At: found.At, Cards: map[string]Finding{}, Hidden: found.Hidden, HidePID: found.HidePID, Whole: found.Whole}
 	for _, card := range needy {
 		findings.Cards[card.UUID] = Finding{Suspects: judged[card.UUID]}
+	}
+	return findings
+}
+
+// Unable are the findings where nobody could be looked at.
+func Unable(needy []Card, err error) *Findings {
+	findings := &Findings{At: time.Now(), Error: err.Error(), Cards: map[string]Finding{}}
+	for _, card := range needy {
+		findings.Cards[card.UUID] = Finding{}
 	}
 	return findings
 }

@@ -210,3 +210,54 @@ func TestTakenWithoutExporter(t *testing.T) {
 		t.Errorf("a user finds %+v of the own", user.Cards[2].Suspects)
 	}
 }
+
+// TestTakenBehindHidePID wants gwho to say that processes are hidden where the
+// kernel does not even count them.
+func TestTakenBehindHidePID(t *testing.T) {
+	n, _, own := takenNode(t)
+	proc := filepath.Join(n.dir, "proc")
+	if err := os.Mkdir(proc, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("proc", proc, "proc", 0, "hidepid=2"); err != nil {
+		labtest.Missing(t, "a mount of proc with hidepid: "+err.Error())
+	}
+	t.Cleanup(func() { _ = unix.Unmount(proc, unix.MNT_DETACH) })
+	var answer who.Answer
+	text := n.gwhoAs(ownUID, "--socket=", "--nvml.library-path="+n.library, "--path.procfs="+proc, "--json")
+	if err := json.Unmarshal([]byte(text), &answer); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	if c := answer.Cards[0]; c.SuspectsVerdict != who.SuspectsHidden || !strings.Contains(c.SuspectsMessage, "hidepid") {
+		t.Errorf("%q %+v", c.SuspectsMessage, c.Suspects)
+	}
+	if found := suspectsOf(answer, 2); len(found) != 1 || found[0].PID != own.pid {
+		t.Errorf("of the own: %+v", answer.Cards[2].Suspects)
+	}
+}
+
+// TestInAContainerWithoutTheHostsProcesses wants the exporter to refuse, and
+// gwho to say that it can't tell, each with what to do.
+func TestInAContainerWithoutTheHostsProcesses(t *testing.T) {
+	n, _, _ := takenNode(t)
+	inside := func(program string, arguments ...string) (string, int) {
+		// A PID namespace and a procfs of its own, as in a container.
+		script := "mount -t proc proc /proc && exec \"$0\" \"$@\""
+		command := exec.Command("sh", append([]string{"-c", script, filepath.Join(programs, program)}, arguments...)...)
+		command.Env = append(os.Environ(), "GPULAB_SCENARIO="+n.scenarioPath)
+		command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Unshareflags: unix.CLONE_NEWNS}
+		output, err := command.CombinedOutput()
+		if command.ProcessState == nil {
+			labtest.Missing(t, "a PID namespace: "+err.Error())
+		}
+		return string(output), command.ProcessState.ExitCode()
+	}
+	output, code := inside("gpu-exporter", "--state.dir="+filepath.Join(n.dir, "state"), "--state.lock="+filepath.Join(n.dir, "lock"), "--socket=", "--nvml.library-path="+n.library)
+	if code != 1 || !strings.Contains(output, "--pid=host") {
+		t.Errorf("gpu-exporter ended with %d:\n%s", code, output)
+	}
+	output, code = inside("gwho", "--socket=", "--nvml.library-path="+n.library)
+	if code != 3 || !strings.Contains(output, "processes could not be looked at") || !strings.Contains(output, "--pid=host") {
+		t.Errorf("gwho ended with %d:\n%s", code, output)
+	}
+}
