@@ -38,8 +38,9 @@ func realProc(t testing.TB) *procfs.FS {
 
 var card = procfs.DeviceNumber{Major: 195, Minor: 251}
 
-// holder starts a process under uid that has the device open.
-func holder(t testing.TB, uid uint32) uint32 {
+// holder starts a process under uid that has the device open, in namespaces
+// of its own where flags say so.
+func holder(t testing.TB, uid uint32, flags ...uintptr) uint32 {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		missing(t, "root, to make a device node")
@@ -59,6 +60,9 @@ func holder(t testing.TB, uid uint32) uint32 {
 	command := exec.Command("sleep", "1000")
 	command.ExtraFiles = []*os.File{file}
 	command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}, Pdeathsig: syscall.SIGKILL}
+	for _, flag := range flags {
+		command.SysProcAttr.Cloneflags |= flag
+	}
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -82,6 +86,15 @@ func TestWalkFindsWhoHasTheDevice(t *testing.T) {
 	}
 	if p := result.Processes[at]; p.UID != 4711 || len(p.Devices) != 1 || !strings.HasSuffix(p.Executable, "sleep") || p.NamespacePID != 0 {
 		t.Errorf("%+v", p)
+	}
+}
+
+func TestWalkSeesOtherPIDNamespaces(t *testing.T) {
+	pid := holder(t, 4711, unix.CLONE_NEWPID)
+	result, err := walker(t).Walk(t.Context(), false)
+	at := slices.IndexFunc(result.Processes, func(p Process) bool { return p.PID == pid })
+	if err != nil || at < 0 || result.Processes[at].NamespacePID != 1 {
+		t.Errorf("%d in %+v, %v", pid, result.Processes, err)
 	}
 }
 
