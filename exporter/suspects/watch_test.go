@@ -3,6 +3,7 @@ package suspects
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,7 +81,15 @@ func grandchild(t testing.TB) uint32 {
 	for _, b := range line[:n-1] {
 		pid = pid*10 + uint32(b-'0')
 	}
-	return pid
+	for deadline := time.Now().Add(20 * time.Second); ; { // until the shell's copy has become it
+		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if string(comm) == "sleep\n" {
+			return pid
+		}
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("%d is %q, %v", pid, comm, err)
+		}
+	}
 }
 
 func card(unexplained uint64, pids ...uint32) Card {
