@@ -51,6 +51,9 @@ type options struct {
 	cards         []string
 	watch         time.Duration
 	history       string // how far back
+	nodes, free   bool
+	server        string
+	configFile    string
 }
 
 // defaultHistory is how far back --history goes by itself.
@@ -92,9 +95,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			if o.watch != 0 && o.watch < time.Second {
 				return exit{exitUsage, fmt.Errorf("--watch %s: at least 1s", o.watch)}
 			}
+			if o.free && !o.nodes {
+				return exit{exitUsage, errors.New("--free goes with --nodes")}
+			}
 			var err error
 			if command.Flags().Changed("history") {
 				code, err = showHistory(command.Context(), o, users, stdout)
+				return err
+			}
+			if o.nodes {
+				code, err = showNodes(command.Context(), o, users, stdout)
 				return err
 			}
 			code, err = show(command.Context(), o, users, stdout, stderr)
@@ -109,12 +119,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.DurationVar(&o.watch, "watch", 0, "show again and again, every so often, such as 2s")
 	flags.StringVar(&o.history, "history", "", "who held the cards before, so long back: 24h, 90m, 7d")
 	flags.Lookup("history").NoOptDefVal = defaultHistory
+	flags.BoolVar(&o.nodes, "nodes", false, "all nodes, asked of gpu-accounting; USER... may also be nodes, cards and workloads")
+	flags.BoolVar(&o.free, "free", false, "with --nodes: only what is free, with UUIDs")
+	flags.StringVar(&o.server, "server", "", "gpu-accounting for --nodes: http://host:port, https://host:port or unix:///path (default "+defaultServer+", or $"+serverVariable+")")
+	flags.StringVar(&o.configFile, "config.file", defaultConfigFile, "file that names the server")
 	flags.StringVar(&o.socket, "socket", defaultSocket, "unix socket of gpu-exporter")
 	flags.StringVar(&o.url, "url", "", "ask the gpu-exporter at this address instead, such as http://gpu01:10094")
-	flags.StringVar(&o.tokenFile, "token-file", "", "file with the token for --url")
+	flags.StringVar(&o.tokenFile, "token-file", "", "file with the token for --url or --server")
 	flags.StringVar(&o.libraryPath, "nvml.library-path", "", "libnvidia-ml.so.1 to use when there is no exporter")
 	flags.StringVar(&o.procfs, "path.procfs", "/proc", "procfs of the node, when there is no exporter")
 	command.MarkFlagsMutuallyExclusive("socket", "url")
+	for _, other := range []string{"history", "watch", "socket", "url"} {
+		command.MarkFlagsMutuallyExclusive("nodes", other)
+	}
 	command.MarkFlagsMutuallyExclusive("history", "watch")
 	command.SetVersionTemplate("{{.Version}}\n")
 	command.SetArgs(args)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -31,8 +32,11 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs testdata/scripts. Their commands beside gwho:
 //
-//	exporter SCENE   serves SCENE on $SOCKET and on $URL, by the real server; the
-//	                 scene "past" has a journal
+//	exporter SCENE [NODE]
+//	                 serves SCENE on $SOCKET and on $URL, by the real server; the
+//	                 scene "past" has a journal. A NODE of its own has its own socket
+//	accounting URL…  serves gpu-accounting that collects from there, on $ACCOUNTING
+//	                 and on the socket $LEDGER
 //	impostor SCENE   serves what no exporter would, on $SOCKET
 //	code N gwho …    fails unless gwho ends with exit code N
 //	process FILE     starts a process, and writes its PID to FILE
@@ -73,7 +77,7 @@ func TestScripts(t *testing.T) {
 			return err == nil, nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exporter": exporterCommand, "impostor": impostorCommand, "json": jsonCommand, "code": codeCommand, "process": processCommand,
+			"exporter": exporterCommand, "accounting": accountingCommand, "impostor": impostorCommand, "json": jsonCommand, "code": codeCommand, "process": processCommand,
 		},
 	})
 }
@@ -93,12 +97,22 @@ func exporterCommand(ts *testscript.TestScript, _ bool, args []string) {
 		closed = true
 		fallthrough
 	default:
-		store.Publish(scenes(ts, scene))
+		s := scenes(ts, scene)
+		if len(args) > 1 {
+			s.Node = args[1]
+			for i := range s.Cards {
+				s.Cards[i].Identity.UUID += "-" + s.Node
+				for h := range s.Cards[i].Holders {
+					s.Cards[i].Holders[h].Device += "-" + s.Node
+				}
+			}
+		}
+		store.Publish(s)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	listening := make(chan []net.Addr, 1)
 	options := web.Options{
-		ListenAddresses: []string{"127.0.0.1:0"}, Socket: ts.Getenv("SOCKET"), Store: store,
+		ListenAddresses: []string{"127.0.0.1:0"}, Socket: ts.Getenv("SOCKET") + strings.Join(args[1:], ""), Store: store,
 		Logger: slog.New(slog.DiscardHandler), OnListen: func(a []net.Addr) { listening <- a },
 	}
 	if closed {
