@@ -167,12 +167,10 @@ func drawRows(t *rapid.T, buckets int) []usage.Row {
 	return rows
 }
 
-// parties sums up all rows and all stretches by everything that names them, and
-// notes in which buckets each party was.
+// summed is what all rows, or all stretches, of one party add up to.
 type summed struct {
 	usage.Amounts
-	peak    int64
-	buckets string
+	peak int64
 }
 
 // TestMergingConservesRows holds the stretches to a count that merges nothing:
