@@ -97,8 +97,8 @@ func (j *join) look(ctx context.Context) {
 // answer waits a moment for names that are still being looked up.
 func (j *join) answer(ctx context.Context) who.Answer {
 	if j.table != nil {
-		if added := passthrough.Add(ctx, j.table.proc, "/sys", j.last); len(added.Readings) != len(j.last.Readings) {
-			j.last = added
+		j.last = passthrough.Add(ctx, j.table.proc, "/sys", j.last)
+		if slices.ContainsFunc(j.last.Readings, func(r gpu.Reading) bool { return r.Card.PassedThrough }) {
 			j.table.Refresh(ctx, j.last)
 		}
 	}

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// patience is how long one process may take to be looked at.
-	patience = time.Second
+	// defaultPatience is how long one process may take to be looked at.
+	defaultPatience = 2 * time.Second
 	// maxStuck is how many looks may hang before no further process is tried.
 	maxStuck = 4
 	// DefaultBudget bounds one walk.
@@ -91,7 +91,8 @@ type Walker struct {
 	mutex sync.Mutex
 	stuck map[uint32]bool // looks that have not come back
 
-	examine func(pid uint32, mapped bool) (look, error) // replaced by tests
+	patience time.Duration
+	examine  func(pid uint32, mapped bool) (look, error) // replaced by tests
 }
 
 // look is what one look at a process gave.
@@ -109,7 +110,7 @@ func New(options Options) *Walker {
 		options.ByName = func(string) (procfs.DeviceNumber, bool) { return procfs.DeviceNumber{}, false }
 	}
 	w := &Walker{options: options, found: map[uint32]Process{}, stuck: map[uint32]bool{}}
-	w.examine = w.examineProcess
+	w.examine, w.patience = w.examineProcess, defaultPatience
 	return w
 }
 
@@ -196,7 +197,7 @@ func (w *Walker) lookAt(ctx context.Context, pid uint32, mapped bool) (look, err
 		delete(w.stuck, pid)
 		answers <- answer{found, err} // there is room for it
 	}()
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(w.patience)
 	defer timer.Stop()
 	select {
 	case a := <-answers:

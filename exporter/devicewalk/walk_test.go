@@ -151,6 +151,7 @@ func TestHungLooksAreLeftAlone(t *testing.T) {
 	if err != nil || len(pids) < maxStuck+1 {
 		t.Fatal(pids, err)
 	}
+	w.patience = 100 * time.Millisecond
 	release, looks := make(chan struct{}), make(chan uint32, 1<<16)
 	bad := pids[0]
 	w.examine = func(pid uint32, _ bool) (look, error) {

@@ -21,7 +21,7 @@ import (
 // beyond is not looked at.
 const (
 	maxProcesses      = 1 << 20
-	maxDescriptors    = 1 << 16
+	maxDescriptors    = 1 << 14
 	maxThreads        = 1 << 12
 	maxFDInfoBytes    = 256 // position, flags and mount stand first
 	maxMountInfoBytes = 1 << 20

@@ -234,7 +234,7 @@ func (w *Watcher) Run(ctx context.Context) {
 		last = time.Now()
 		if wait = min(2*wait, max(walkAtMost, w.every)); changed || !after.Whole || !sameFindings(before, after) {
 			wait = w.every
-			w.tell(after)
+			w.tell(before, after)
 		}
 	}
 }
@@ -304,16 +304,18 @@ func (w *Watcher) had(key meter.ProcessKey, uuid string) bool {
 	return held
 }
 
-// tell logs what a walk changed; no command lines, and no names that are
+// tell logs who is newly suspected; no command lines, and no names, which are
 // still being looked up.
-func (w *Watcher) tell(findings *Findings) {
+func (w *Watcher) tell(before, findings *Findings) {
 	if findings.Error != "" {
-		w.logger.Warn("can't look for who has unexplained GPU memory", "err", findings.Error)
+		if before == nil || before.Error != findings.Error {
+			w.logger.Warn("can't look for who has unexplained GPU memory", "err", findings.Error)
+		}
 		return
 	}
 	for uuid, finding := range findings.Cards {
 		for _, s := range finding.Suspects {
-			if s.Strength == Strong {
+			if s.Strength == Strong && (before == nil || !slices.Contains(before.Cards[uuid].Suspects, s)) {
 				w.logger.Info("a process may be behind unexplained GPU memory", "gpu", uuid, "pid", s.Key.PID, "reason", s.Reason)
 			}
 		}
