@@ -66,6 +66,9 @@ type Card struct {
 	// PassedThrough says that the card is given to virtual machines: the node's
 	// driver does not have it, and nothing but its holder is known.
 	PassedThrough bool
+	// AccountingMode is whether the driver keeps account of processes itself, as
+	// of when the card was first read.
+	AccountingMode Optional[bool]
 }
 
 // Driver is what the driver and the library say of themselves.

@@ -67,6 +67,10 @@ func (l *library) persistenceMode(d gonvml.Device) (gonvml.EnableState, gonvml.R
 	return guarded(l, fnGetPersistenceMode, d.GetPersistenceMode)
 }
 
+func (l *library) accountingMode(d gonvml.Device) (gonvml.EnableState, gonvml.Return) {
+	return guarded(l, fnGetAccountingMode, d.GetAccountingMode)
+}
+
 // migMode gives the current mode, which is what holds until the next reset.
 func (l *library) migMode(d gonvml.Device) (int, gonvml.Return) {
 	return guarded(l, fnGetMigMode, func() (int, gonvml.Return) {

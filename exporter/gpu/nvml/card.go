@@ -219,6 +219,10 @@ func (c *cardReader) readFixed() {
 		card.PCIBusID = busID(pci)
 	}
 	card.Minor = c.askInt(metric{"minor_number", fnGetMinorNumber}, l.minorNumber, 0, mostMinorNumber)
+	card.AccountingMode = gpu.Optional[bool]{}
+	if mode, known := ask(c, metric{"accounting_mode", fnGetAccountingMode}, func() (gonvml.EnableState, gonvml.Return) { return l.accountingMode(d) }); known {
+		card.AccountingMode = gpu.Some(mode == gonvml.FEATURE_ENABLED)
+	}
 	c.fixed.thresholds = nil
 	for _, t := range thresholds {
 		value, known := ask(c, metric{t.metric, fnGetTemperatureThreshold}, func() (uint32, gonvml.Return) {

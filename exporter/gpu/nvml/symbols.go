@@ -19,6 +19,7 @@ const (
 	fnGetVbiosVersion
 	fnGetPciInfo
 	fnGetPersistenceMode
+	fnGetAccountingMode
 	fnGetMigMode
 	fnGetMaxMigDeviceCount
 	fnGetMigDeviceHandleByIndex
@@ -91,6 +92,7 @@ var manifest = [functionCount]entry{
 	fnGetVbiosVersion:                 {"GetVbiosVersion", []string{"nvmlDeviceGetVbiosVersion"}},
 	fnGetPciInfo:                      {"GetPciInfo", []string{"nvmlDeviceGetPciInfo", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo_v3"}},
 	fnGetPersistenceMode:              {"GetPersistenceMode", []string{"nvmlDeviceGetPersistenceMode"}},
+	fnGetAccountingMode:               {"GetAccountingMode", []string{"nvmlDeviceGetAccountingMode"}},
 	fnGetMigMode:                      {"GetMigMode", []string{"nvmlDeviceGetMigMode"}},
 	fnGetMaxMigDeviceCount:            {"GetMaxMigDeviceCount", []string{"nvmlDeviceGetMaxMigDeviceCount"}},
 	fnGetMigDeviceHandleByIndex:       {"GetMigDeviceHandleByIndex", []string{"nvmlDeviceGetMigDeviceHandleByIndex"}},
