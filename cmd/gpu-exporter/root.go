@@ -24,6 +24,9 @@ func report(stderr io.Writer, err error) int {
 	if err == nil {
 		return exitOK
 	}
+	if said := (problemsFound{}); errors.As(err, &said) {
+		return exitFailed
+	}
 	fmt.Fprintln(stderr, "gpu-exporter:", err)
 	if usage := (usageError{}); errors.As(err, &usage) {
 		fmt.Fprintln(stderr, "Try: gpu-exporter --help")
@@ -70,7 +73,7 @@ func newRoot() *cobra.Command {
 	s.logLevel, s.logFormat = *promslog.NewLevel(), *promslog.NewFormat()
 	root.PersistentFlags().Var(flagValue{&s.logLevel}, "log.level", "debug, info, warn or error")
 	root.PersistentFlags().Var(flagValue{&s.logFormat}, "log.format", "logfmt or json")
-	root.AddCommand(newRead(&s), newDebug(), newExport())
+	root.AddCommand(newRead(&s), newDebug(), newExport(), newDoctor(&s))
 	return root
 }
 

@@ -15,12 +15,21 @@ import (
 // DefaultLockPath is the lock that a second exporter on the same node finds:
 // in /run, or in the directory for temporary files, per user, where /run can't
 // be written.
-func DefaultLockPath() string { return lockPathIn("/run/gpu-exporter") }
+func DefaultLockPath() string { return lockPathIn(defaultLockDir) }
+
+const (
+	defaultLockDir = "/run/gpu-exporter"
+	lockName       = "gpu-exporter.lock"
+)
 
 func lockPathIn(dir string) string {
 	if err := os.MkdirAll(dir, 0o755); err == nil && unix.Access(dir, unix.W_OK) == nil {
-		return filepath.Join(dir, "gpu-exporter.lock")
+		return filepath.Join(dir, lockName)
 	}
+	return temporaryLockPath()
+}
+
+func temporaryLockPath() string {
 	return filepath.Join(os.TempDir(), "gpu-exporter-"+strconv.Itoa(os.Getuid())+".lock")
 }
 
