@@ -15,20 +15,27 @@ import (
 // readingTime is what one pass over the cards takes at most.
 const readingTime = time.Second
 
+// enoughPasses without an error show what there is to see.
+const enoughPasses = 4
+
 // cards reads the cards once, in a child process as the exporter does.
 func cards(ctx context.Context, h *host) []Finding {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var last *gpu.Pass
+	good := 0
 	err := h.Source.Run(ctx, func(pass gpu.Pass) {
 		if ctx.Err() != nil {
 			return
 		}
 		last = &pass
-		// A pass that used up its time is about NVML still starting; cards that
-		// hang or have not answered yet get the whole time, too.
+		if pass.Error == "" {
+			good++
+		}
+		// A pass that used up its time is about NVML still starting. Cards that
+		// give no answer get some passes more.
 		took := time.Duration(exporter.Now().MonotonicUS-pass.At.MonotonicUS) * time.Microsecond
-		if pass.Error == "" && len(pass.Readings) >= pass.Expected || pass.Error != "" && took < readingTime {
+		if pass.Error == "" && (len(pass.Readings) >= pass.Expected || good == enoughPasses) || pass.Error != "" && took < readingTime {
 			cancel()
 		}
 	})
