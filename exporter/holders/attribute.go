@@ -118,7 +118,7 @@ func (t *Table) place(p *process) placement {
 	// ends, and in a cgroup namespace of our own it is our own cgroup.
 	nowhere := chain.Root && (p.facts.Exiting() || !t.options.FS.InitialCgroupNamespace())
 	place := placement{evidence: owner.Evidence{
-		Kind: meter.KindHost, Unit: chain.Unit, SliceUID: -1, JobUID: -1,
+		Kind: meter.KindHost, Unit: chain.Unit, SliceUID: -1,
 		ProcessUID: int64(p.facts.RealUID), EffectiveUID: int64(p.facts.EffectiveUID), LoginUID: p.facts.LoginUID,
 		HostProcess: len(p.facts.NSPID) <= 1 && !chain.Ambiguous && !inContainer && !nowhere,
 		Command:     p.facts.Command, Executable: p.facts.Executable, ExecutableUID: p.facts.ExecutableUID,
@@ -167,8 +167,9 @@ func placeJob(place *placement, chain cgroup.Chain) {
 	if evidence.Kind == "slurm" {
 		place.detail.SlurmJob = evidence.Name
 	}
+	evidence.Job = &owner.Job{System: evidence.Kind, ID: evidence.Name, Step: chain.Levels[0].Step, UID: -1}
 	if !chain.Delegated {
-		evidence.JobUID, evidence.SliceUID = evidence.SliceUID, -1
+		evidence.Job.UID, evidence.SliceUID = evidence.SliceUID, -1
 	}
 }
 

@@ -12,8 +12,10 @@ type Evidence struct {
 	// SliceUID is the uid of the host user's slice that the process runs in; -1
 	// if none.
 	SliceUID int64
-	// JobUID is the owner of the scheduler's job; -1 if not known.
-	JobUID int64
+	// Job is the scheduler's batch job that the process belongs to, and Pod its
+	// Kubernetes pod; nil if it is in none, or none that is known.
+	Job *Job
+	Pod *Pod
 	// ProcessUID is the process's real uid; -1 if not known. EffectiveUID is
 	// kept for the record only: it changes with every setuid program.
 	ProcessUID, EffectiveUID int64
@@ -36,6 +38,43 @@ type Evidence struct {
 	// SystemLaunched says that one of the system's own processes started it to
 	// work on behalf of users, under their uids: an MPS server.
 	SystemLaunched bool
+	// UserNamespace is the process's own; nil if that is the host's, or not
+	// known.
+	UserNamespace *UserNamespace
+	// EngineOfRoot says that the process is in a container that root's own engine
+	// placed. What the image's processes do there, making user namespaces among
+	// it, is then no word of whoever started the container.
+	EngineOfRoot bool
+	// Environment holds, of the variables that the process was started with,
+	// those that Config.EnvironmentKeys lists, and no others.
+	Environment map[string]string
+	// Waiting says that some of the evidence is still being gathered.
+	Waiting bool
+	// Chain is what the process's cgroup says it is in, from the host inwards,
+	// as SYSTEM:ID. It is kept for the record only.
+	Chain []string
+}
+
+// UserNamespace is a user namespace other than the host's.
+type UserNamespace struct {
+	// RootUID is the host's number of the namespace's uid 0; -1 if there is none.
+	RootUID int64
+}
+
+// Job is what is known of a batch job.
+type Job struct {
+	System, ID, Step string // System is slurm, pbs, …
+	// UID is the job's owner; -1 if not known.
+	UID                     int64
+	Account, Partition, QOS string // empty if not known
+}
+
+// Pod is what is known of a Kubernetes pod.
+type Pod struct {
+	UID, Namespace, Name string
+	Labels, Annotations  map[string]string
+	PriorityClass        string
+	ServiceAccount       string
 }
 
 // Container is what an engine says of a container that bears on its owner.
@@ -46,6 +85,14 @@ type Container struct {
 	User            string            // what the container was started as
 	ImageUser       string            // the image's own
 	ImageKnown      bool              // whether ImageLabels and ImageUser are known
+	Binds           []Bind            // what it was given of the host's files
+}
+
+// Bind is one file or directory of the host that a container was given.
+type Bind struct {
+	Path string // on the host
+	// OwnerUID is who owns it; -1 if not known.
+	OwnerUID int64
 }
 
 // given is the label that whoever started the container gave it; empty if

@@ -62,8 +62,8 @@ func (c Config) try(step Step, e Evidence) (Answer, bool) {
 			}
 		}
 	case StepScheduler:
-		if e.JobUID > 0 && isUID(e.JobUID) {
-			return c.byUID(e.JobUID, step, ConfidenceHigh), true
+		if e.Job != nil && e.Job.UID > 0 && isUID(e.Job.UID) {
+			return c.byUID(e.Job.UID, step, ConfidenceHigh), true
 		}
 	case StepUserSlice:
 		return c.fromSlice(e)

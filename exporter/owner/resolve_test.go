@@ -57,7 +57,7 @@ func testConfig(change ...func(*Config)) Config {
 // process is a host process of uid, in no slice, that nothing else is known of.
 func process(uid int64, change ...func(*Evidence)) Evidence {
 	e := Evidence{
-		Kind: meter.KindHost, SliceUID: -1, JobUID: -1, ProcessUID: uid, EffectiveUID: uid, LoginUID: -1, HostProcess: true,
+		Kind: meter.KindHost, SliceUID: -1, ProcessUID: uid, EffectiveUID: uid, LoginUID: -1, HostProcess: true,
 		Command: "python3", Executable: "/usr/bin/python3.12", ExecutableUID: 0,
 	}
 	for _, f := range change {
@@ -166,9 +166,9 @@ func TestResolve(t *testing.T) {
 		{"uid not known", process(-1), testConfig(), none},
 
 		// Schedulers.
-		{"a job", process(1002, func(e *Evidence) { e.Kind, e.Name, e.JobUID = "slurm", "77", 1001 }), testConfig(), disagrees(by(StepScheduler, "alice", 1001, ConfidenceHigh))},
-		{"a job of root", process(0, func(e *Evidence) { e.Kind, e.Name, e.JobUID = "slurm", "77", 0 }), testConfig(), none},
-		{"a job comes before a label", container(0, label("owner", "bob"), func(e *Evidence) { e.JobUID = 1001 }), testConfig(), by(StepScheduler, "alice", 1001, ConfidenceHigh)},
+		{"a job", process(1002, func(e *Evidence) { e.Kind, e.Name, e.Job = "slurm", "77", &Job{UID: 1001} }), testConfig(), disagrees(by(StepScheduler, "alice", 1001, ConfidenceHigh))},
+		{"a job of root", process(0, func(e *Evidence) { e.Kind, e.Name, e.Job = "slurm", "77", &Job{} }), testConfig(), none},
+		{"a job comes before a label", container(0, label("owner", "bob"), func(e *Evidence) { e.Job = &Job{UID: 1001} }), testConfig(), by(StepScheduler, "alice", 1001, ConfidenceHigh)},
 
 		// Containers: labels.
 		{"owner label", container(0, label("owner", "alice")), testConfig(), labelled("owner", "alice", 1001)},
@@ -343,7 +343,7 @@ func TestResolveProperties(t *testing.T) {
 		}
 		e := Evidence{
 			Kind: pick([]string{meter.KindHost, meter.KindService, meter.KindDocker, meter.KindKubernetes, "slurm"}, "kind"), Unit: pick([]string{"", "x.service"}, "unit"),
-			SliceUID: uid("slice"), JobUID: uid("job"), ProcessUID: uid("process"), EffectiveUID: uid("effective"), LoginUID: uid("login"),
+			SliceUID: uid("slice"), Job: &Job{UID: uid("job")}, ProcessUID: uid("process"), EffectiveUID: uid("effective"), LoginUID: uid("login"),
 			HostProcess: rapid.Bool().Draw(t, "host process"), Command: pick(names, "comm"),
 			Executable: pick([]string{"", "/usr/bin/Xorg", "/tmp/Xorg", "/usr/bin/python3"}, "exe"), ExecutableUID: uid("exe uid"),
 			SystemSlice: rapid.Bool().Draw(t, "system slice"), SystemLaunched: rapid.Bool().Draw(t, "system launched"),
