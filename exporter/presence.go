@@ -24,7 +24,9 @@ type presentWorkload struct {
 	processes, zombies int
 	memoryBytes        uint64
 	memoryKnown        bool
-	temperature        gpu.Optional[int64]
+	// assigned says that it has no process on the device and was given it.
+	assigned    bool
+	temperature gpu.Optional[int64]
 }
 
 // activeSince remembers when each process was last seen using a device.
@@ -97,6 +99,25 @@ func (p *presence) holds(reading *gpu.Reading, device, profile string, holder *s
 	}
 }
 
+// given notes a workload that was given a device and has no process on it.
+func (p *presence) given(reading *gpu.Reading, holder snapshot.Holder) {
+	key := workloadKey{device: holder.Device, workload: holder.Workload}
+	key.workload.AttributedBy = ""
+	if p.found[key] == nil {
+		p.found[key] = &presentWorkload{assigned: true, temperature: reading.TemperatureC}
+	}
+	at := time.UnixMicro(reading.At.WallUS).UTC()
+	each := p.tally.workload(key, at)
+	each.card, each.profile, each.index = reading.Card.UUID, holder.Profile, reading.Card.Index
+	each.detail, each.attributedBy = holder.Detail, holder.Workload.AttributedBy
+	if !each.present {
+		each.present, each.endedAt, each.heldSince = true, time.Time{}, at
+		if !holder.StartedAt.IsZero() {
+			each.heldSince = holder.StartedAt
+		}
+	}
+}
+
 // workloadViews closes the pass: who is there, who is gone.
 func (s *sampler) workloadViews(seen *presence, wall time.Time) []snapshot.Workload {
 	for uuid := range seen.answered {
@@ -118,6 +139,7 @@ func (s *sampler) workloadViews(seen *presence, wall time.Time) []snapshot.Workl
 		}
 		view.Key.AttributedBy = each.attributedBy
 		if now != nil {
+			view.Assigned = now.assigned
 			view.Processes, view.ZombieProcesses, view.TemperatureC = now.processes, now.zombies, now.temperature
 			if now.memoryKnown {
 				view.MemoryUsedBytes = gpu.Some(now.memoryBytes)

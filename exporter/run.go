@@ -93,12 +93,12 @@ func Run(ctx context.Context, options Options) error {
 }
 
 func (o Options) holders(proc *procfs.FS) holders.Options {
-	engines := make([]*runtimes.Docker, len(o.Config.Runtimes.Docker))
+	engines := make([]*runtimes.Directory, len(o.Config.Runtimes.Docker))
 	for i, socket := range o.Config.Runtimes.Docker {
-		engines[i] = runtimes.NewDocker(runtimes.NewDockerClient(socket), o.Logger)
+		engines[i] = runtimes.NewDirectory(runtimes.NewDockerClient(socket), o.Logger)
 	}
 	return holders.Options{
-		FS: proc, Owner: o.Config.Owner, Accounts: owner.NewHostAccounts(o.Logger), Docker: engines, Logger: o.Logger,
+		FS: proc, Owner: o.Config.Owner, Accounts: owner.NewHostAccounts(o.Logger), Engines: engines, Logger: o.Logger,
 	}
 }
 

@@ -41,6 +41,7 @@ type sampler struct {
 	identity  map[string]gpu.Card
 	dropped   map[string]int64
 	keys      map[string]map[uint32]meter.ProcessKey // of the pass at hand, by card
+	given     map[string][]holders.Given             // of the pass at hand, by card
 	flushedAt int64                                  // CLOCK_MONOTONIC, µs
 	sequence  uint64
 	driver    gpu.Driver
@@ -56,7 +57,7 @@ func newSampler(options Options, table *holders.Table, measured *resources.Reade
 		book:    meter.NewBook(), tally: newTally(),
 		restarts: options.ChildRestarts,
 		indexes:  map[string]int{}, identity: map[string]gpu.Card{}, dropped: map[string]int64{},
-		keys:     map[string]map[uint32]meter.ProcessKey{},
+		keys: map[string]map[uint32]meter.ProcessKey{}, given: map[string][]holders.Given{},
 		active:   &activeSince{last: map[processOnDevice]time.Time{}, seen: map[processOnDevice]bool{}},
 		suspects: options.suspects,
 	}
@@ -89,12 +90,15 @@ func (s *sampler) pass(ctx context.Context, pass gpu.Pass) {
 	s.holders.Ask(s.suspects.Keys())
 	s.holders.Refresh(ctx, pass)
 	clear(s.keys)
+	clear(s.given)
 	for i := range pass.Readings {
 		reading := &pass.Readings[i]
 		s.tally.card(reading.Card.UUID).observe(reading, s.options.MaxGap)
 		keys := s.holders.Keys(*reading)
 		s.keys[reading.Card.UUID] = keys
-		observation := meter.Observation{Reading: *reading, Keys: keys}
+		given := s.holders.Given(reading)
+		s.given[reading.Card.UUID] = given
+		observation := meter.Observation{Reading: *reading, Keys: keys, Reservations: reservations(given)}
 		if err := s.meter.Observe(observation); errors.Is(err, meter.ErrNewRun) {
 			s.restart(err)
 			if err := s.meter.Observe(observation); err != nil {
@@ -124,6 +128,17 @@ func (s *sampler) cardsWithMemory(pass gpu.Pass) []suspects.Card {
 		}
 	}
 	return cards
+}
+
+// reservations are those of what was given that hold without a process.
+func reservations(given []holders.Given) []meter.Reservation {
+	var all []meter.Reservation
+	for _, each := range given {
+		if each.Exclusive {
+			all = append(all, meter.Reservation{Device: each.Device, Key: each.Key})
+		}
+	}
+	return all
 }
 
 // freeze keeps a card's index what it was when the card was first seen: NVML

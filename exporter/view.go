@@ -130,7 +130,41 @@ func (s *sampler) holdersOf(reading *gpu.Reading, seen *presence) []snapshot.Hol
 	for _, instance := range reading.Instances {
 		add(instance.UUID, instance.Profile, instance.Processes)
 	}
+	return append(all, s.givenOf(reading, all, seen)...)
+}
+
+// givenOf are the workloads that were given a device of the card and have no
+// process on it.
+func (s *sampler) givenOf(reading *gpu.Reading, present []snapshot.Holder, seen *presence) []snapshot.Holder {
+	var all []snapshot.Holder
+	for _, given := range s.given[reading.Card.UUID] {
+		attribution := s.holders.Attribute(given.Key)
+		same := func(h snapshot.Holder) bool {
+			return h.Device == given.Device && h.Holds && h.Workload.SameKey(attribution.Workload)
+		}
+		if slices.ContainsFunc(present, same) {
+			continue
+		}
+		info := s.holders.Info(given.Key)
+		holder := snapshot.Holder{
+			Device: given.Device, Profile: profileOf(reading, given.Device), Workload: attribution.Workload, Pending: attribution.Pending,
+			Detail: info.Detail, StartedAt: given.Since, Holds: given.Exclusive,
+		}
+		all = append(all, holder)
+		if !holder.Pending {
+			seen.given(reading, holder)
+		}
+	}
 	return all
+}
+
+func profileOf(reading *gpu.Reading, device string) string {
+	for _, instance := range reading.Instances {
+		if instance.UUID == device {
+			return instance.Profile
+		}
+	}
+	return ""
 }
 
 func (s *sampler) exporterView(took time.Duration) snapshot.Exporter {

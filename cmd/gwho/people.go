@@ -33,7 +33,7 @@ func newPeople(ctx context.Context, root string) (*people, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	p := &people{proc: proc, Table: holders.New(holders.Options{
 		FS: proc, Owner: owner.DefaultConfig(), Accounts: owner.NewHostAccounts(quiet),
-		Docker: []*runtimes.Docker{runtimes.NewDocker(runtimes.NewDockerClient(dockerSocket), quiet)}, Logger: quiet,
+		Engines: []*runtimes.Directory{runtimes.NewDirectory(runtimes.NewDockerClient(dockerSocket), quiet)}, Logger: quiet,
 	})}
 	ctx, p.stop = context.WithCancel(ctx)
 	p.done.Go(func() { p.Table.Run(ctx) })

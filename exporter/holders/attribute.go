@@ -1,6 +1,7 @@
 package holders
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strconv"
@@ -68,8 +69,11 @@ func (t *Table) generation() uint64 {
 	if t.options.Accounts != nil {
 		sum += t.options.Accounts.Generation()
 	}
-	for _, docker := range t.options.Docker {
-		sum += docker.Generation()
+	for _, engine := range t.options.Engines {
+		sum += engine.Generation()
+	}
+	for _, granter := range t.options.Granters {
+		sum += granter.Generation() // they also know of jobs and pods
 	}
 	return sum
 }
@@ -126,6 +130,9 @@ func (t *Table) place(p *process) placement {
 	}}
 	place.detail.Unit = chain.Unit
 	evidence := &place.evidence
+	if p.granted && !p.known { // no process of the workload could be read
+		evidence.ProcessUID, evidence.EffectiveUID = -1, -1
+	}
 	if chain.HasUID && !chain.UIDElsewhere {
 		evidence.SliceUID = int64(chain.UID)
 	}
@@ -207,9 +214,7 @@ func (t *Table) placeContainer(place *placement, chain cgroup.Chain, level cgrou
 	if pod {
 		evidence.Kind = meter.KindKubernetes
 	}
-	switch level.System {
-	case meter.KindDocker, cgroup.RuntimeUnknown, cgroup.RuntimeKubernetes:
-	default:
+	if level.Kind != cgroup.LevelContainer {
 		return
 	}
 	container, status := t.lookup(chain, level.ID)
@@ -218,10 +223,13 @@ func (t *Table) placeContainer(place *placement, chain cgroup.Chain, level cgrou
 		return
 	}
 	if !pod {
-		evidence.Kind = meter.KindDocker
+		evidence.Kind = cmp.Or(container.Runtime, evidence.Kind)
 		if container.Name != "" {
 			evidence.Name = container.Name
 		}
+	}
+	if container.Pod != nil {
+		placeInPod(place, container)
 	}
 	place.detail.ContainerName, place.detail.Image = container.Name, container.Image
 	evidence.Container = &owner.Container{
@@ -230,16 +238,28 @@ func (t *Table) placeContainer(place *placement, chain cgroup.Chain, level cgrou
 	}
 }
 
+// placeInPod names a pod's container as Kubernetes does.
+func placeInPod(place *placement, container runtimes.Container) {
+	pod := container.Pod
+	place.evidence.Kind = meter.KindKubernetes
+	place.evidence.Name = pod.Namespace + "/" + pod.Name + "/" + container.Name
+	place.detail.PodNamespace, place.detail.PodName = pod.Namespace, pod.Name
+	place.evidence.Pod = &owner.Pod{
+		UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels, Annotations: pod.Annotations,
+		PriorityClass: pod.PriorityClass, ServiceAccount: pod.ServiceAccount,
+	}
+}
+
 // lookup asks all engines that can know the container; the first that does
 // answers.
 func (t *Table) lookup(chain cgroup.Chain, id string) (runtimes.Container, runtimes.Status) {
 	status := runtimes.StatusMissing
 	best := runtimes.Container{}
-	for _, docker := range t.options.Docker {
-		if !mayKnow(docker.Socket(), chain) {
+	for _, engine := range t.options.Engines {
+		if !mayKnow(engine.Socket(), chain) {
 			continue
 		}
-		container, one := docker.Lookup(id)
+		container, one := engine.Lookup(id)
 		if one == runtimes.StatusFound {
 			return container, one
 		}

@@ -128,7 +128,7 @@ func TestNoEngineOnThisHost(t *testing.T) {
 	for i := range 20 { // each is another question that fails
 		id := strings.Repeat("0123456789abcdef"[i%16:i%16+1], 63) + "f"
 		await(t, "the engine is asked", func() bool {
-			_, status := r.options.Docker[0].Lookup(id)
+			_, status := r.options.Engines[0].Lookup(id)
 			return status == runtimes.StatusMissing
 		})
 	}
@@ -184,8 +184,8 @@ func TestTwoEnginesOneHangs(t *testing.T) {
 			r.pass(c.pid, stranger.pid)
 			key := r.key(stranger.pid)
 			await(t, "the one that answers knows nothing", func() bool {
-				_, status := r.options.Docker[0].Lookup(strings.Repeat("f", 64))
-				_, other := r.options.Docker[1].Lookup(strings.Repeat("f", 64))
+				_, status := r.options.Engines[0].Lookup(strings.Repeat("f", 64))
+				_, other := r.options.Engines[1].Lookup(strings.Repeat("f", 64))
 				return status == runtimes.StatusMissing || other == runtimes.StatusMissing
 			})
 			if !r.Attribute(key).Pending {

@@ -21,12 +21,12 @@ func TestPlaces(t *testing.T) {
 	engine(t, socket, map[string]runtimes.Container{someID: {Name: "train", Labels: map[string]string{"owner": "bob"}}})
 	r := newRig(t, socket)
 	await(t, "the engine's answer", func() bool {
-		_, status := r.options.Docker[0].Lookup(someID)
+		_, status := r.options.Engines[0].Lookup(someID)
 		return status == runtimes.StatusFound
 	})
 	other := strings.Repeat("e", 64)
 	await(t, "the engine knows no other", func() bool {
-		_, status := r.options.Docker[0].Lookup(other)
+		_, status := r.options.Engines[0].Lookup(other)
 		return status == runtimes.StatusMissing
 	})
 	namespaced := []uint32{500, 7}

@@ -124,7 +124,7 @@ func newRig(t testing.TB, sockets ...string) *rig {
 	options := Options{FS: realProc(t), Owner: owner.DefaultConfig(), Logger: logger, Now: func() time.Time { return r.clock }}
 	options.Owner.Accounts = accounts()
 	for _, socket := range sockets {
-		options.Docker = append(options.Docker, runtimes.NewDocker(runtimes.NewDockerClient(socket), logger))
+		options.Engines = append(options.Engines, runtimes.NewDirectory(runtimes.NewDockerClient(socket), logger))
 	}
 	r.Table = New(options)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -46,7 +46,10 @@ type Options struct {
 	FS       *procfs.FS
 	Owner    owner.Config // Accounts is set by New if Accounts below is given
 	Accounts *owner.HostAccounts
-	Docker   []*runtimes.Docker
+	// Engines are asked for the names of containers.
+	Engines []*runtimes.Directory
+	// Granters know which GPUs schedulers and engines gave to whom.
+	Granters []runtimes.Granter
 	Logger   *slog.Logger     // nil for none
 	Now      func() time.Time // nil for the wall clock
 }
@@ -72,6 +75,7 @@ type Table struct {
 	hidden                 map[uint32]bool
 	goneCount, hiddenCount int64
 	unreadable             string // why processes cannot be read; empty while they can
+	grants                 grants
 }
 
 // process is one process that a card listed.
@@ -93,6 +97,10 @@ type process struct {
 	// before had the PID before this process, if a card may still mean it.
 	before *process
 
+	// granted says that it stands for a grant, and known that a real process of
+	// the workload was read for it.
+	granted, known bool
+
 	resolved   bool
 	generation uint64
 	answer     meter.Attribution
@@ -107,6 +115,7 @@ func New(options Options) *Table {
 		options: options, owner: options.Owner, logger: options.Logger, now: options.Now,
 		processes: map[meter.ProcessKey]*process{}, current: map[uint32]*process{},
 		listed: map[uint32]int64{}, gone: map[uint32]bool{}, hidden: map[uint32]bool{},
+		grants: newGrants(),
 	}
 	if t.logger == nil {
 		t.logger = slog.New(slog.DiscardHandler)
@@ -127,8 +136,8 @@ func (t *Table) Run(ctx context.Context) {
 		// Both return ctx's error only.
 		group.Go(func() { _ = t.options.Accounts.Run(ctx) })
 	}
-	for _, docker := range t.options.Docker {
-		group.Go(func() { _ = docker.Run(ctx) })
+	for _, engine := range t.options.Engines {
+		group.Go(func() { _ = engine.Run(ctx) })
 	}
 	group.Wait()
 }
@@ -180,6 +189,7 @@ func (t *Table) Refresh(_ context.Context, pass gpu.Pass) {
 	}
 	t.gone, t.hidden = gone, hidden
 	t.admitAsked(now)
+	t.refreshGrants(now)
 	t.reread(now)
 	for key, p := range t.processes {
 		if now.Sub(p.lastListed) > rememberedFor {
@@ -409,12 +419,12 @@ func (t *Table) Collectors() map[string]snapshot.CollectorState {
 		failure := t.options.Accounts.Failure()
 		states["accounts"] = snapshot.CollectorState{Up: failure == "", Error: failure}
 	}
-	for _, docker := range t.options.Docker {
-		state, asked := docker.State()
-		if before, ok := states["docker"]; !asked || ok && !before.Up {
+	for _, engine := range t.options.Engines {
+		state, asked := engine.State()
+		if before, ok := states[engine.Engine()]; !asked || ok && !before.Up {
 			continue
 		}
-		states["docker"] = snapshot.CollectorState{Up: state.Up, Duration: state.Duration, Error: state.Error}
+		states[engine.Engine()] = snapshot.CollectorState{Up: state.Up, Duration: state.Duration, Error: state.Error}
 	}
 	return states
 }

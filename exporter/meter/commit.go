@@ -90,6 +90,13 @@ func attributed(o *Observation, attribute func(ProcessKey) Attribution) (map[uin
 			workloads[process.PID] = answer.Workload
 		}
 	}
+	for i := range o.Reservations {
+		if reservation := &o.Reservations[i]; reservation.Key != (ProcessKey{}) {
+			answer := attribute(reservation.Key)
+			pending = pending || answer.Pending
+			reservation.Workload = answer.Workload
+		}
+	}
 	resolve(o.Reading.Processes)
 	for _, instance := range o.Reading.Instances {
 		resolve(instance.Processes)

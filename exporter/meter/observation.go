@@ -20,7 +20,10 @@ type ProcessKey struct {
 // Reservation is a device given to a workload by a scheduler, with or without
 // a process on it.
 type Reservation struct {
-	Device   string // UUID of the card or MIG instance
+	Device string // UUID of the card or MIG instance
+	// Key is what is asked for the workload when the interval is committed, as
+	// for a process. Without one Workload says it.
+	Key      ProcessKey
 	Workload Workload
 }
 

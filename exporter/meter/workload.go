@@ -30,6 +30,10 @@ type Workload struct {
 	AttributedBy string
 }
 
+// SameKey reports whether both are one workload: how the user was found is not
+// part of that.
+func (w Workload) SameKey(other Workload) bool { return identityOf(w) == identityOf(other) }
+
 // Unattributed reports whether no user could be named. Each unattributed
 // workload shares as a user of its own (law L2).
 func (w Workload) Unattributed() bool { return w.User == UserUnattributed }

@@ -2,12 +2,8 @@ package runtimes
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
-	"net/url"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,10 +39,10 @@ type State struct {
 	Error    string
 }
 
-// Docker answers from memory what a Docker engine knows of its containers, and
+// Directory answers from memory what an engine knows of its containers, and
 // keeps that memory current.
-type Docker struct {
-	client *DockerClient
+type Directory struct {
+	source Source
 	logger *slog.Logger
 	now    func() time.Time
 
@@ -70,28 +66,31 @@ type entry struct {
 	again     bool // an event came while the engine was being asked
 }
 
-// NewDocker returns a directory over client. Nothing is asked before Run runs
+// NewDirectory returns a directory over source. Nothing is asked before Run runs
 // and the first id is looked up, so that an engine that is not in use is not
 // woken.
-func NewDocker(client *DockerClient, logger *slog.Logger) *Docker {
+func NewDirectory(source Source, logger *slog.Logger) *Directory {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	return &Docker{
-		client: client, logger: logger, now: time.Now, wanted: make(chan string, maxContainers),
+	return &Directory{
+		source: source, logger: logger, now: time.Now, wanted: make(chan string, maxContainers),
 		first: make(chan struct{}), containers: map[string]*entry{},
 	}
 }
 
-// Socket is the path of the engine's socket.
-func (d *Docker) Socket() string { return d.client.Socket() }
+// Engine is what the engine is called.
+func (d *Directory) Engine() string { return d.source.Engine() }
+
+// Socket is the path that the engine is asked at.
+func (d *Directory) Socket() string { return d.source.Socket() }
 
 // Generation grows whenever an answer of Lookup may have changed.
-func (d *Docker) Generation() uint64 { return d.generation.Load() }
+func (d *Directory) Generation() uint64 { return d.generation.Load() }
 
 // State is how the engine did at the last try. asked is false while nobody has
 // needed it, or where there is none.
-func (d *Docker) State() (state State, asked bool) {
+func (d *Directory) State() (state State, asked bool) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	return d.state, d.asked
@@ -99,7 +98,7 @@ func (d *Docker) State() (state State, asked bool) {
 
 // Lookup answers at once from memory. The container is valid with StatusFound,
 // and with StatusWaiting if its ID is set: then it is what was known before.
-func (d *Docker) Lookup(id string) (Container, Status) {
+func (d *Directory) Lookup(id string) (Container, Status) {
 	if !fullID(id) {
 		return Container{}, StatusMissing
 	}
@@ -127,7 +126,7 @@ func (d *Docker) Lookup(id string) (Container, Status) {
 }
 
 // evict drops what nobody has used for long.
-func (d *Docker) evict(now time.Time) bool {
+func (d *Directory) evict(now time.Time) bool {
 	for id, e := range d.containers {
 		if !e.asking && now.Sub(e.usedAt) > unusedLife {
 			delete(d.containers, id)
@@ -137,7 +136,7 @@ func (d *Docker) evict(now time.Time) bool {
 }
 
 // Run looks up what is wanted and follows the engine's events until ctx ends.
-func (d *Docker) Run(ctx context.Context) error {
+func (d *Directory) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	for range concurrentLookup {
 		group.Go(func() {
@@ -156,9 +155,9 @@ func (d *Docker) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (d *Docker) ask(ctx context.Context, id string) {
+func (d *Directory) ask(ctx context.Context, id string) {
 	started := time.Now()
-	container, err := d.client.Container(ctx, id)
+	container, err := d.source.Container(ctx, id)
 	if ctx.Err() != nil {
 		return
 	}
@@ -211,7 +210,7 @@ func (d *Docker) ask(ctx context.Context, id string) {
 }
 
 // report keeps the state, and logs only when it changes.
-func (d *Docker) report(took time.Duration, err error) {
+func (d *Directory) report(took time.Duration, err error) {
 	state := State{Up: true, Duration: took}
 	if err != nil && !errors.Is(err, ErrNoSuchContainer) {
 		state = State{Duration: took, Error: err.Error()}
@@ -222,22 +221,23 @@ func (d *Docker) report(took time.Duration, err error) {
 	d.asked = d.asked || !errors.Is(err, ErrNoEngine)
 	d.mutex.Unlock()
 	if state.Error != "" && before.Error == "" {
-		d.logger.Warn("container engine cannot be asked; names of new containers are missing", "engine", "docker", "err", err)
+		d.logger.Warn("container engine cannot be asked; names of new containers are missing", "engine", d.source.Engine(), "err", err)
 	} else if state.Up && before.Error != "" {
-		d.logger.Info("container engine answers again", "engine", "docker")
+		d.logger.Info("container engine answers again", "engine", d.source.Engine())
 	}
 }
 
 // follow keeps the event stream open. Whenever it has been away everything is
 // asked anew, because a rename may have been missed.
-func (d *Docker) follow(ctx context.Context) {
+func (d *Directory) follow(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 		return
 	case <-d.first:
 	}
 	for backoff := time.Second; ctx.Err() == nil; {
-		opened, err := d.events(ctx)
+		opened := false
+		err := d.source.Follow(ctx, func() { opened = true; d.refreshAll() }, d.refresh)
 		if opened {
 			backoff = time.Second
 		}
@@ -245,7 +245,7 @@ func (d *Docker) follow(ctx context.Context) {
 			return
 		}
 		if err != nil && opened {
-			d.logger.Debug("event stream of the container engine ended", "engine", "docker", "err", err)
+			d.logger.Debug("event stream of the container engine ended", "engine", d.source.Engine(), "err", err)
 		}
 		timer := time.NewTimer(backoff)
 		select {
@@ -257,40 +257,9 @@ func (d *Docker) follow(ctx context.Context) {
 	}
 }
 
-func (d *Docker) events(ctx context.Context) (opened bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	version, err := func() (string, error) {
-		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-		defer cancel()
-		return d.client.negotiate(ctx)
-	}()
-	if err != nil {
-		return false, err
-	}
-	filters := url.QueryEscape(`{"type":["container"],"event":["die","destroy","rename","start","update"]}`)
-	response, err := d.client.open(ctx, "/v"+version+"/events?filters="+filters)
-	if err != nil {
-		return false, err
-	}
-	defer response.Body.Close()
-	d.refreshAll()
-	decoder := json.NewDecoder(&bounded{reader: response.Body})
-	for {
-		var event struct {
-			Action string
-			Actor  struct{ ID string }
-		}
-		if err := decoder.Decode(&event); err != nil {
-			return true, fmt.Errorf("docker on %s: events: %w", d.client.socket, err)
-		}
-		d.refresh(event.Actor.ID)
-	}
-}
-
 // refresh asks again for one container that is known, and meanwhile answers
 // what was known.
-func (d *Docker) refresh(id string) {
+func (d *Directory) refresh(id string) {
 	now := d.now()
 	d.mutex.Lock()
 	e := d.containers[id]
@@ -309,7 +278,7 @@ func (d *Docker) refresh(id string) {
 	d.mutex.Unlock()
 }
 
-func (d *Docker) refreshAll() {
+func (d *Directory) refreshAll() {
 	d.mutex.Lock()
 	ids := make([]string, 0, len(d.containers))
 	for id := range d.containers {
@@ -319,25 +288,4 @@ func (d *Docker) refreshAll() {
 	for _, id := range ids {
 		d.refresh(id)
 	}
-}
-
-// bounded ends the stream at an event that is too long, so that one without an
-// end cannot fill memory.
-type bounded struct {
-	reader io.Reader
-	since  int
-}
-
-func (b *bounded) Read(p []byte) (int, error) {
-	n, err := b.reader.Read(p)
-	for i := n - 1; i >= 0; i-- {
-		if p[i] == '\n' {
-			b.since = n - 1 - i
-			return n, err
-		}
-	}
-	if b.since += n; b.since > maxAnswerBytes {
-		return n, errors.New("an event is longer than the bound")
-	}
-	return n, err
 }

@@ -1,9 +1,3 @@
-// Package runtimes asks the container engines of a node for the names, labels
-// and images behind container ids.
-//
-// An engine is never in the way of a sample: what is known is answered from
-// memory, and what is not is looked up by the package's own goroutines. An
-// engine that hangs costs names and nothing else.
 package runtimes
 
 import (
@@ -27,13 +21,6 @@ import (
 // DefaultDockerSocket is where dockerd listens unless told otherwise.
 const DefaultDockerSocket = "/var/run/docker.sock"
 
-var (
-	// ErrNoSuchContainer says that the engine does not know the id.
-	ErrNoSuchContainer = errors.New("no such container")
-	// ErrNoEngine says that no engine is installed: there is no socket.
-	ErrNoEngine = errors.New("no container engine")
-)
-
 const (
 	requestTimeout = 5 * time.Second
 	maxAnswerBytes = 4 << 20
@@ -42,34 +29,6 @@ const (
 	// newestVersion is the newest API version whose answers have been read.
 	newestVersion = "1.51"
 )
-
-// Container is what an engine knows of one container.
-type Container struct {
-	ID     string
-	Name   string // without Docker's leading slash
-	Image  string // as the user named it
-	Labels map[string]string
-	// ImageLabels are those that come with the image: a label that is the same
-	// there says nothing of who started the container.
-	ImageLabels map[string]string
-	// User is the user that the container was started as: the one given, or the
-	// image's.
-	User string
-	// ImageUser is the image's own user. Known only if ImageKnown: an image
-	// can be deleted while its container runs.
-	ImageUser  string
-	ImageKnown bool
-	// Devices are the GPUs that the container was given.
-	Devices   []DeviceRequest
-	StartedAt time.Time
-}
-
-// DeviceRequest is one --gpus or --device of a container.
-type DeviceRequest struct {
-	Driver string   // nvidia, cdi or empty
-	Count  int      // -1 is all
-	IDs    []string // indexes, UUIDs, CDI names or device paths
-}
 
 // DockerClient speaks to one Docker-compatible engine over its unix socket. It
 // only ever sends GET.
@@ -100,8 +59,43 @@ func NewDockerClient(socket string) *DockerClient {
 	}}
 }
 
+// Engine is docker.
+func (c *DockerClient) Engine() string { return "docker" }
+
 // Socket is the path of the engine's socket.
 func (c *DockerClient) Socket() string { return c.socket }
+
+// Follow reads the engine's event stream.
+func (c *DockerClient) Follow(ctx context.Context, opened func(), changed func(id string)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	version, err := func() (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		return c.negotiate(ctx)
+	}()
+	if err != nil {
+		return err
+	}
+	filters := url.QueryEscape(`{"type":["container"],"event":["die","destroy","rename","start","update"]}`)
+	response, err := c.open(ctx, "/v"+version+"/events?filters="+filters)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	opened()
+	decoder := json.NewDecoder(&bounded{reader: response.Body})
+	for {
+		var event struct {
+			Action string
+			Actor  struct{ ID string }
+		}
+		if err := decoder.Decode(&event); err != nil {
+			return fmt.Errorf("docker on %s: events: %w", c.socket, err)
+		}
+		changed(event.Actor.ID)
+	}
+}
 
 // Container asks for one container by its full id. The error is
 // ErrNoSuchContainer, ErrNoEngine, or says what is wrong with the engine.
@@ -135,19 +129,27 @@ func (c *DockerClient) Container(ctx context.Context, id string) (Container, err
 		return Container{}, fmt.Errorf("docker on %s: asked for container %s and was told of %q", c.socket, id, text.Clean(answer.ID, 80))
 	}
 	container := Container{
-		ID:     id,
+		ID: id, Runtime: c.Engine(),
 		Name:   text.Clean(strings.TrimPrefix(answer.Name, "/"), maxNameBytes),
 		Image:  text.Clean(answer.Config.Image, maxNameBytes),
 		Labels: cleanLabels(answer.Config.Labels), User: text.Clean(answer.Config.User, maxNameBytes),
 		StartedAt: answer.State.StartedAt,
 	}
 	for _, request := range answer.HostConfig.DeviceRequests {
-		container.Devices = append(container.Devices, DeviceRequest{
-			Driver: text.Clean(request.Driver, maxNameBytes), Count: request.Count, IDs: cleanAll(request.DeviceIDs)})
+		if request.Count == -1 {
+			container.Devices = append(container.Devices, AllDevices())
+		}
+		for _, id := range request.DeviceIDs {
+			if device, ok := ParseDevice(id); ok {
+				container.Devices = append(container.Devices, device)
+			}
+		}
 	}
 	for _, device := range answer.HostConfig.Devices {
 		if strings.HasPrefix(device.PathOnHost, "/dev/nvidia") {
-			container.Devices = append(container.Devices, DeviceRequest{IDs: cleanAll([]string{device.PathOnHost})})
+			if card, ok := ParseDevice(device.PathOnHost); ok {
+				container.Devices = append(container.Devices, card)
+			}
 		}
 	}
 	var image struct {
@@ -310,10 +312,23 @@ func cleanLabels(labels map[string]string) map[string]string {
 	return cleaned
 }
 
-func cleanAll(in []string) []string {
-	out := make([]string, 0, len(in))
-	for _, s := range in {
-		out = append(out, text.Clean(s, maxNameBytes))
+// bounded ends the stream at an event that is too long, so that one without an
+// end cannot fill memory.
+type bounded struct {
+	reader io.Reader
+	since  int
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.reader.Read(p)
+	for i := n - 1; i >= 0; i-- {
+		if p[i] == '\n' {
+			b.since = n - 1 - i
+			return n, err
+		}
 	}
-	return out
+	if b.since += n; b.since > maxAnswerBytes {
+		return n, errors.New("an event is longer than the bound")
+	}
+	return n, err
 }

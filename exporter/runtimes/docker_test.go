@@ -36,7 +36,7 @@ func serve(t *testing.T, handler http.HandlerFunc) *DockerClient {
 	return NewDockerClient(socket)
 }
 
-func run(t *testing.T, d *Docker) {
+func run(t *testing.T, d *Directory) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -97,7 +97,7 @@ func TestRealEngine(t *testing.T) {
 		t.Errorf("not an id: %v", err)
 	}
 
-	d := NewDocker(client, nil)
+	d := NewDirectory(client, nil)
 	if _, asked := d.State(); asked {
 		t.Error("the engine was asked before anyone wanted something")
 	}
@@ -130,7 +130,7 @@ func TestRealEngine(t *testing.T) {
 }
 
 func TestNoEngineIsNoTrouble(t *testing.T) {
-	d := NewDocker(NewDockerClient(filepath.Join(t.TempDir(), "none")), nil)
+	d := NewDirectory(NewDockerClient(filepath.Join(t.TempDir(), "none")), nil)
 	run(t, d)
 	eventually(t, "missing", func() bool { _, s := d.Lookup(someID); return s == StatusMissing })
 	eventually(t, "state", func() bool { s, asked := d.State(); return !s.Up && !asked })
@@ -140,7 +140,7 @@ func TestHangingEngineIsNotInTheWay(t *testing.T) {
 	release := make(chan struct{})
 	client := serve(t, func(w http.ResponseWriter, r *http.Request) { <-release })
 	t.Cleanup(func() { close(release) })
-	d := NewDocker(client, nil)
+	d := NewDirectory(client, nil)
 	run(t, d)
 	started := time.Now()
 	for range 1000 {
@@ -171,7 +171,7 @@ func TestEngineInTroubleIsAskedAgain(t *testing.T) {
 			http.NotFound(w, r)
 		}
 	})
-	d := NewDocker(client, nil)
+	d := NewDirectory(client, nil)
 	var skip atomic.Int64
 	d.now = func() time.Time { return time.Now().Add(time.Duration(skip.Load())) }
 	run(t, d)
