@@ -11,6 +11,7 @@ import (
 	"gpuledger/exporter/holders"
 	"gpuledger/exporter/journal"
 	"gpuledger/exporter/resources"
+	"gpuledger/exporter/runtimes"
 	"gpuledger/exporter/snapshot"
 	"gpuledger/exporter/usage"
 )
@@ -23,11 +24,12 @@ type steppedNode struct {
 	buffer  *journal.Buffer
 	sampler *sampler
 	now     gpu.Instant
+	reading gpu.Reading // what the card says each second
 }
 
-func newSteppedNode(t *testing.T, begin time.Time) *steppedNode {
+func newSteppedNode(t *testing.T, begin time.Time, granters ...runtimes.Granter) *steppedNode {
 	t.Helper()
-	n := &steppedNode{t: t, now: gpu.Instant{MonotonicUS: 1_000_000, WallUS: begin.UnixMicro()}}
+	n := &steppedNode{t: t, now: gpu.Instant{MonotonicUS: 1_000_000, WallUS: begin.UnixMicro()}, reading: gpu.Reading{Card: gpu.Card{UUID: "GPU-1", Name: "NVIDIA H200"}}}
 	dir := t.TempDir()
 	var err error
 	n.journal, err = journal.Open(context.Background(), journal.Options{
@@ -41,7 +43,7 @@ func newSteppedNode(t *testing.T, begin time.Time) *steppedNode {
 		NodeName: "n", MaxGap: DefaultMaxGap, Logger: slog.New(slog.DiscardHandler), Now: func() gpu.Instant { return n.now },
 		ChildRestarts: func() int64 { return 0 }, store: &snapshot.Store{},
 	}
-	n.sampler = newSampler(options, holders.New(holders.Options{}), resources.New(resources.Options{}), newWriter(n.buffer, options.Logger), n.journal.LastInstantUS())
+	n.sampler = newSampler(options, holders.New(holders.Options{Granters: granters}), resources.New(resources.Options{}), newWriter(n.buffer, options.Logger), n.journal.LastInstantUS())
 	return n
 }
 
@@ -51,7 +53,8 @@ func (n *steppedNode) run(seconds int) {
 	for range seconds {
 		n.now.MonotonicUS += 1_000_000
 		n.now.WallUS += 1_000_000
-		reading := gpu.Reading{Card: gpu.Card{UUID: "GPU-1", Name: "NVIDIA H200"}, At: n.now}
+		reading := n.reading
+		reading.At = n.now
 		n.sampler.pass(context.Background(), gpu.Pass{At: n.now, Expected: 1, Readings: []gpu.Reading{reading}})
 		if err := n.buffer.Write(context.Background(), n.sampler.rows.take()); err != nil {
 			n.t.Fatal(err)

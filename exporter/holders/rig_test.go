@@ -263,8 +263,6 @@ func inCgroup(t testing.TB, c *child, path string) {
 		if err := os.Mkdir(dir, 0o755); err == nil {
 			made := dir
 			t.Cleanup(func() {
-				c.kill()
-				c.reap()
 				if err := os.Remove(made); err != nil {
 					t.Error(err)
 				}
@@ -276,6 +274,8 @@ func inCgroup(t testing.TB, c *child, path string) {
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(int(c.pid))), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	// Before the cgroups go, whoever made them.
+	t.Cleanup(func() { c.kill(); c.reap() })
 }
 
 // shortDir is for unix sockets, whose paths may not be long.
