@@ -15,12 +15,12 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
 	httpconfig "github.com/prometheus/common/config"
 
 	"gpuledger/accounting/billing"
 	"gpuledger/accounting/collect"
 	"gpuledger/accounting/web"
+	"gpuledger/exporter/strictyaml"
 )
 
 // Defaults of the configuration.
@@ -210,30 +210,17 @@ func LoadConfig(name string) (*Config, error) {
 	if len(text) > maxConfigBytes {
 		return nil, fmt.Errorf("configuration file %s has more than %d bytes", name, maxConfigBytes)
 	}
-	tree, err := parser.ParseBytes(text, 0)
+	tree, err := strictyaml.Parse(text)
 	if err != nil {
-		return nil, positioned(name, err)
+		return nil, fmt.Errorf("%s%w", name, err)
 	}
 	where := &configFile{name: name, tree: tree}
-	if len(tree.Docs) > 1 && tree.Docs[1].Body != nil {
-		return nil, fmt.Errorf("%s:%d:1: a second document (---); the configuration is one", name, firstToken(tree.Docs[1].Body).GetToken().Position.Line)
-	}
 	var f file
 	f.Collect.HTTP.config = httpconfig.DefaultHTTPClientConfig
-	if err := yaml.NewDecoder(strings.NewReader(string(text)), yaml.Strict()).Decode(&f); err != nil && !errors.Is(err, io.EOF) {
-		return nil, positioned(name, err)
+	if err := strictyaml.Decode(text, &f); err != nil {
+		return nil, fmt.Errorf("%s%w", name, err)
 	}
 	return f.check(where, filepath.Dir(name))
-}
-
-// positioned writes an error of the YAML library as file:line:column: message.
-func positioned(name string, err error) error {
-	var located yaml.Error
-	if errors.As(err, &located) && located.GetToken() != nil {
-		position := located.GetToken().Position
-		return fmt.Errorf("%s:%d:%d: %s", name, position.Line, position.Column, located.GetMessage())
-	}
-	return fmt.Errorf("%s: %w", name, err)
 }
 
 func (f *file) check(where *configFile, dir string) (*Config, error) {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"path/filepath"
 	"testing"
 
@@ -86,6 +87,14 @@ func TestWhoMaySeeTheNodes(t *testing.T) {
 				}
 			}
 			expect("loopback", c.loopback, http.DefaultClient, base+who.NodesPath)
+			loopback, err := url.Parse(base)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rebound := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "tcp", loopback.Host)
+			}}}
+			expect("loopback, under another's name", http.StatusUnauthorized, rebound, "http://evil.example"+who.NodesPath)
 			expect("elsewhere", c.elsewhere, http.DefaultClient, elsewhere)
 			expect("elsewhere, as another says", c.elsewhere, http.DefaultClient, elsewhere, "X-Forwarded-For", "127.0.0.1", "Host", "localhost")
 			expect("a password", c.password, http.DefaultClient, elsewhere, basic...)

@@ -1,19 +1,12 @@
 package exporter
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 
-	"github.com/goccy/go-yaml"
-	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/lexer"
-	"github.com/goccy/go-yaml/parser"
-	"github.com/goccy/go-yaml/token"
-
 	"gpuledger/exporter/owner"
+	"gpuledger/exporter/strictyaml"
 	"gpuledger/exporter/suspects"
 	"gpuledger/exporter/web"
 )
@@ -73,62 +66,11 @@ func LoadConfig(path string) (Config, error) {
 	if err != nil {
 		return config, fmt.Errorf("read configuration: %w", err)
 	}
-	if err := decode(text, &config); err != nil {
+	if err := strictyaml.Decode(text, &config); err != nil {
 		return config, fmt.Errorf("%s%w", path, err)
 	}
 	if err := config.Owner.Validate(); err != nil {
 		return config, fmt.Errorf("%s: %w", path, err)
 	}
 	return config, nil
-}
-
-// decode lays text over config. The error begins with a colon and, where the
-// fault has a place, line and column.
-func decode(text []byte, config *Config) error {
-	// A document without a value would empty what it is laid over.
-	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")) // some editors put a byte order mark there
-	document, err := parser.ParseBytes(text, 0)
-	if err == nil {
-		if second := secondDocument(text); second != nil {
-			return fmt.Errorf(":%d:%d: a second document begins here: a configuration is one document", second.Position.Line, second.Position.Column)
-		}
-	}
-	if err == nil && (len(document.Docs) == 0 || document.Docs[0].Body == nil || document.Docs[0].Body.Type() == ast.NullType) {
-		return nil
-	}
-	if err == nil {
-		err = yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(config)
-	}
-	var located yaml.Error
-	if errors.As(err, &located) && located.GetToken() != nil {
-		at := located.GetToken().Position
-		return fmt.Errorf(":%d:%d: %s", at.Line, at.Column, located.GetMessage())
-	}
-	if err != nil {
-		return fmt.Errorf(": %w", err)
-	}
-	return nil
-}
-
-// secondDocument is where a second document begins, nil if there is one only.
-// Decoders read the first, and parsers leave out what follows an empty one: it
-// would be ignored.
-func secondDocument(text []byte) *token.Token {
-	begun, ended, directives := false, false, false
-	for _, each := range lexer.Tokenize(string(text)) {
-		switch {
-		case each.Type == token.CommentType:
-		case each.Type == token.DirectiveType && !begun:
-			directives = true // up to the line that begins the document
-		case each.Type == token.DocumentHeaderType && begun, ended:
-			return each
-		case each.Type == token.DocumentHeaderType:
-			begun = true
-		case each.Type == token.DocumentEndType:
-			ended = true
-		default:
-			begun = begun || !directives
-		}
-	}
-	return nil
 }

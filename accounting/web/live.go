@@ -10,6 +10,8 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"github.com/goccy/go-yaml"
+
+	"gpuledger/exporter/who"
 )
 
 // The live view follows the exporter's rules: open to everyone on this machine
@@ -36,7 +38,8 @@ func (a *Access) live(c *gin.Context) {
 func verified(r *http.Request) bool { return r.TLS != nil && len(r.TLS.VerifiedChains) > 0 }
 
 // onMachine reports whether a request came over a unix socket or to a loopback
-// address, which only programs on this machine can reach.
+// address, which only programs on this machine can reach. A browser is such a
+// program, so the name it was told to ask counts as well.
 func onMachine(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if !ok {
@@ -46,7 +49,7 @@ func onMachine(r *http.Request) bool {
 		return true
 	}
 	address, err := netip.ParseAddrPort(local.String())
-	return err == nil && address.Addr().Unmap().IsLoopback()
+	return err == nil && address.Addr().Unmap().IsLoopback() && who.LocalHost(r.Host)
 }
 
 // passedWebConfig reports whether the web configuration has checked a password:

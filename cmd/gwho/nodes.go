@@ -16,8 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/goccy/go-yaml"
-
+	"gpuledger/exporter/strictyaml"
 	"gpuledger/exporter/who"
 )
 
@@ -92,13 +91,12 @@ func (o options) findServer() (address, tokenFile string, err error) {
 		Server    string `yaml:"server"`
 		TokenFile string `yaml:"token_file"`
 	}
-	if err := yaml.NewDecoder(io.LimitReader(file, maxConfig), yaml.Strict()).Decode(&config); err != nil && !errors.Is(err, io.EOF) {
-		var located yaml.Error
-		if errors.As(err, &located) && located.GetToken() != nil {
-			position := located.GetToken().Position
-			return "", "", fmt.Errorf("%s:%d:%d: %s", o.configFile, position.Line, position.Column, located.GetMessage())
-		}
+	text, err := io.ReadAll(io.LimitReader(file, maxConfig))
+	if err != nil {
 		return "", "", fmt.Errorf("%s: %w", o.configFile, err)
+	}
+	if err := strictyaml.Decode(text, &config); err != nil {
+		return "", "", fmt.Errorf("%s%w", o.configFile, err)
 	}
 	if config.TokenFile != "" && !filepath.IsAbs(config.TokenFile) {
 		config.TokenFile = filepath.Join(filepath.Dir(o.configFile), config.TokenFile)

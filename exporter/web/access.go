@@ -194,7 +194,8 @@ func (a *access) passedConfigFile(r *http.Request) bool {
 }
 
 // onNode reports whether the request came over the unix socket or to a
-// loopback address, which only programs on this machine can reach.
+// loopback address, which only programs on this machine can reach. A browser is
+// such a program, so the name it was told to ask counts as well.
 func onNode(r *http.Request) bool {
 	if p, _ := r.Context().Value(peerKey{}).(peer); p.unix {
 		return true
@@ -204,5 +205,5 @@ func onNode(r *http.Request) bool {
 		return false
 	}
 	address, err := netip.ParseAddrPort(local.String())
-	return err == nil && address.Addr().Unmap().IsLoopback()
+	return err == nil && address.Addr().Unmap().IsLoopback() && who.LocalHost(r.Host)
 }

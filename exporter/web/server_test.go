@@ -238,6 +238,30 @@ func TestPeersOfTheSocket(t *testing.T) {
 	}
 }
 
+// TestNameOfAnotherHost asks a loopback address as a browser does that was told
+// by a page's own name server to go there.
+func TestNameOfAnotherHost(t *testing.T) {
+	r := start(t, nil)
+	status := func(path, host string) int {
+		request, err := http.NewRequest("GET", "http://"+r.addresses[0]+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Host = host
+		response, err := tcpClient().Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		return response.StatusCode
+	}
+	for host, want := range map[string]int{"evil.example": 401, "evil.example:10094": 401, "gpu01:10094": 200, "": 200, "localhost:1": 200} {
+		if got := status(who.Path, host); got != want {
+			t.Errorf("as %q: %d, want %d", host, got, want)
+		}
+	}
+}
+
 func TestClosedLive(t *testing.T) {
 	tokens := tokensFile(t, "prometheus", "secret")
 	r := start(t, func(o *Options) { o.Access = AccessConfig{OpenLive: new(false), TokensFile: tokens} })
