@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"slices"
 	"time"
 
 	"gpuledger/exporter/gpu"
@@ -11,6 +12,15 @@ import (
 
 // endedWorkloadShown is how long the counters of an ended workload stay.
 const endedWorkloadShown = time.Hour
+
+// maxEnded is how many ended workloads stay that long at most, and keptEnded how
+// many are left once there are more: a node on which thousands come and go in a
+// minute must not remember an hour of them. On /metrics those that folded keep
+// what they counted.
+const (
+	maxEnded  = 2500
+	keptEnded = 2000
+)
 
 // tally keeps what counters show: sums of committed rows since the exporter
 // started, across runs. It never looks at how the rows came about.
@@ -137,11 +147,24 @@ func (c *cardTally) observe(reading *gpu.Reading, maxGap time.Duration) {
 	c.previous = &kept
 }
 
-// forget drops workloads that ended more than an hour ago.
+// forget drops workloads that ended more than an hour ago, and of too many those
+// that ended first.
 func (t *tally) forget(now time.Time) {
+	var ended []workloadKey
 	for key, each := range t.workloads {
-		if !each.present && !each.endedAt.IsZero() && now.Sub(each.endedAt) > endedWorkloadShown {
+		switch {
+		case each.present || each.endedAt.IsZero():
+		case now.Sub(each.endedAt) > endedWorkloadShown:
 			delete(t.workloads, key)
+		default:
+			ended = append(ended, key)
 		}
+	}
+	if len(ended) <= maxEnded {
+		return
+	}
+	slices.SortFunc(ended, func(a, b workloadKey) int { return t.workloads[a].endedAt.Compare(t.workloads[b].endedAt) })
+	for _, key := range ended[:len(ended)-keptEnded] {
+		delete(t.workloads, key)
 	}
 }

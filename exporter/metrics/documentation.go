@@ -34,7 +34,7 @@ var groups = []struct {
 		{"Memory in use by profile", `sum by (profile) (gpu_mig_memory_used_bytes)`},
 		{"Slices of a card that instances use", `sum by (instance, parent_uuid) (gpu_mig_slices)`},
 	}},
-	{GroupWorkload, "One series per workload and card. A counter belongs to the workload, not to its processes: it never falls, whoever exits, and an ended workload stays for an hour. " +
+	{GroupWorkload, "One series per workload and card. A counter belongs to the workload, not to its processes: it never falls, whoever exits, and an ended workload stays for an hour (of very many the newest 2,000). " +
 		"Two workloads that labels cannot tell apart are summed. Beyond `--metrics.max-workloads` further workloads fold into `workload=\"" + Overflow + "\"` by user and kind; users never fold, and a workload once shown never folds while it is there.", []Example{
 		{"GPUs in use by user, each GPU shared among those who hold it", `sum by (user) (rate(gpu_workload_share_seconds_total[5m]))`},
 		{"GPU hours of each user in the last day", `sum by (user) (increase(gpu_workload_share_seconds_total[1d])) / 3600`},
