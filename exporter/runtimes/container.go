@@ -9,7 +9,11 @@ package runtimes
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
+
+	"gpuledger/exporter/procfs/text"
 )
 
 var (
@@ -67,9 +71,34 @@ type Source interface {
 	// Socket is the path that the engine is asked at.
 	Socket() string
 	// Container asks for one container by its full id. The error is
-	// ErrNoSuchContainer, ErrNoEngine, or says what is wrong with the engine.
+	// ErrNoSuchContainer, ErrNoEngine, or says what is wrong with the engine. A
+	// container with an ID beside an error is what could be told without the
+	// engine: it stands until the engine answers.
 	Container(ctx context.Context, id string) (Container, error)
 	// Follow reports the ids of containers that start, end or change, until ctx
 	// or the stream ends. It calls opened once nothing can be missed any more.
 	Follow(ctx context.Context, opened func(), changed func(id string)) error
+}
+
+// maxLabels is how many labels are kept of a container, a pod or an image.
+const maxLabels = 256
+
+// FullID reports whether s is a whole container id: 64 hexadecimal digits.
+func FullID(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return len(s) == 64
+}
+
+// CleanLabels bounds labels, which come from whoever made the container, in
+// number and length, and takes control characters out of them.
+func CleanLabels(labels map[string]string) map[string]string {
+	cleaned := make(map[string]string, min(len(labels), maxLabels))
+	for _, key := range slices.Sorted(maps.Keys(labels))[:min(len(labels), maxLabels)] {
+		cleaned[text.Clean(key, maxNameBytes)] = text.Clean(labels[key], maxLabelBytes)
+	}
+	return cleaned
 }

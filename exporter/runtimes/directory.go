@@ -99,7 +99,7 @@ func (d *Directory) State() (state State, asked bool) {
 // Lookup answers at once from memory. The container is valid with StatusFound,
 // and with StatusWaiting if its ID is set: then it is what was known before.
 func (d *Directory) Lookup(id string) (Container, Status) {
-	if !fullID(id) {
+	if !FullID(id) {
 		return Container{}, StatusMissing
 	}
 	d.firstOnce.Do(func() { close(d.first) })
@@ -170,6 +170,10 @@ func (d *Directory) ask(ctx context.Context, id string) {
 	}
 	before := e.status
 	e.asking = false
+	told := err != nil && container.ID == id && e.container.ID == ""
+	if told {
+		e.container = container // and asked again below
+	}
 	switch {
 	case err == nil:
 		e.container, e.status, e.retryAt = container, StatusFound, time.Time{}
@@ -183,11 +187,13 @@ func (d *Directory) ask(ctx context.Context, id string) {
 		}
 		e.retryAt = now.Add(negativeLife)
 	case errors.Is(err, ErrNoEngine):
+		e.status = StatusFound
 		if e.container.ID == "" {
 			e.status = StatusMissing
 		}
 		e.retryAt = now.Add(negativeLife)
 	default:
+		e.status = StatusFound
 		if e.container.ID == "" {
 			e.status = StatusWaiting
 		}
@@ -201,7 +207,7 @@ func (d *Directory) ask(ctx context.Context, id string) {
 		default:
 		}
 	}
-	changed := err == nil || before != e.status
+	changed := err == nil || told || before != e.status
 	d.mutex.Unlock()
 	if changed {
 		d.generation.Add(1)

@@ -100,7 +100,7 @@ func (c *DockerClient) Follow(ctx context.Context, opened func(), changed func(i
 // Container asks for one container by its full id. The error is
 // ErrNoSuchContainer, ErrNoEngine, or says what is wrong with the engine.
 func (c *DockerClient) Container(ctx context.Context, id string) (Container, error) {
-	if !fullID(id) {
+	if !FullID(id) {
 		return Container{}, fmt.Errorf("container id %q: %w", text.Clean(id, 80), ErrNoSuchContainer)
 	}
 	var answer struct {
@@ -132,7 +132,7 @@ func (c *DockerClient) Container(ctx context.Context, id string) (Container, err
 		ID: id, Runtime: c.Engine(),
 		Name:   text.Clean(strings.TrimPrefix(answer.Name, "/"), maxNameBytes),
 		Image:  text.Clean(answer.Config.Image, maxNameBytes),
-		Labels: cleanLabels(answer.Config.Labels), User: text.Clean(answer.Config.User, maxNameBytes),
+		Labels: CleanLabels(answer.Config.Labels), User: text.Clean(answer.Config.User, maxNameBytes),
 		StartedAt: answer.State.StartedAt,
 	}
 	for _, request := range answer.HostConfig.DeviceRequests {
@@ -161,7 +161,7 @@ func (c *DockerClient) Container(ctx context.Context, id string) (Container, err
 	switch err := c.get(ctx, "/images/"+url.PathEscape(answer.Image)+"/json", &image); {
 	case err == nil:
 		container.ImageKnown, container.ImageUser = true, text.Clean(image.Config.User, maxNameBytes)
-		container.ImageLabels = cleanLabels(image.Config.Labels)
+		container.ImageLabels = CleanLabels(image.Config.Labels)
 	case !errors.Is(err, ErrNoSuchContainer):
 		return Container{}, err
 	}
@@ -293,23 +293,6 @@ func versionNumber(s string) (int, error) {
 		return 0, fmt.Errorf("API version %q is not of the form 1.44", text.Clean(s, 32))
 	}
 	return int(a)<<16 | int(b), nil
-}
-
-func fullID(s string) bool {
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return len(s) == 64
-}
-
-func cleanLabels(labels map[string]string) map[string]string {
-	cleaned := make(map[string]string, len(labels))
-	for key, value := range labels {
-		cleaned[text.Clean(key, maxNameBytes)] = text.Clean(value, maxLabelBytes)
-	}
-	return cleaned
 }
 
 // bounded ends the stream at an event that is too long, so that one without an
