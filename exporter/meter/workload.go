@@ -9,10 +9,12 @@ const (
 	KindDocker  = "docker"
 	KindSystem  = "system"
 
+	KindPodman     = "podman"
 	KindContainerd = "containerd"
 	KindKubernetes = "kubernetes"
 	KindVM         = "vm"
 	KindLXC        = "lxc"
+	KindNspawn     = "nspawn"
 	// KindContainer is a container whose runtime cannot be told.
 	KindContainer = "container"
 )

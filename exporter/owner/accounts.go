@@ -32,6 +32,11 @@ type Accounts struct {
 	NameOf func(uid uint32) (string, AccountStatus)
 	// UIDOf returns the uid of the account called name.
 	UIDOf func(name string) (uint32, AccountStatus)
+	// HomeOf returns the uid and the home directory of the account called name.
+	HomeOf func(name string) (uid uint32, home string, status AccountStatus)
+	// SubIDOwners returns to whom /etc/subuid lends a uid: names or numbers of
+	// accounts, as they stand there.
+	SubIDOwners func(uid uint32) ([]string, AccountStatus)
 }
 
 func (a Accounts) nameOf(uid uint32) (string, AccountStatus) {
@@ -48,6 +53,20 @@ func (a Accounts) uidOf(name string) (uint32, AccountStatus) {
 	return a.UIDOf(name)
 }
 
+func (a Accounts) homeOf(name string) (uint32, string, AccountStatus) {
+	if a.HomeOf == nil {
+		return 0, "", AccountUnknown
+	}
+	return a.HomeOf(name)
+}
+
+func (a Accounts) subIDOwners(uid uint32) ([]string, AccountStatus) {
+	if a.SubIDOwners == nil {
+		return nil, AccountUnknown
+	}
+	return a.SubIDOwners(uid)
+}
+
 const (
 	accountLife      = 10 * time.Minute
 	unknownLife      = time.Minute
@@ -55,6 +74,7 @@ const (
 	accountPatience  = 30 * time.Second // a look-up that hangs longer is reported
 	maxAccounts      = 65536
 	maxAccountBytes  = 256
+	maxHomeBytes     = 4096
 	accountLookupers = 16 // that many look-ups may hang before the others wait
 )
 
@@ -68,6 +88,7 @@ type HostAccounts struct {
 	lookupName func(string) (*user.User, error)
 	generation atomic.Uint64
 	wanted     chan accountKey
+	subIDs     *subIDs
 
 	mutex    sync.Mutex
 	accounts map[accountKey]*account
@@ -83,6 +104,7 @@ type accountKey struct {
 type account struct {
 	uid     uint32
 	name    string
+	home    string
 	status  AccountStatus
 	askAt   time.Time
 	asking  bool
@@ -96,11 +118,13 @@ func NewHostAccounts(logger *slog.Logger) *HostAccounts {
 		logger = slog.New(slog.DiscardHandler)
 	}
 	return &HostAccounts{logger: logger, now: time.Now, lookupID: user.LookupId, lookupName: user.Lookup,
-		wanted: make(chan accountKey, 1024), accounts: map[accountKey]*account{}}
+		subIDs: newSubIDs(DefaultSubUIDPath), wanted: make(chan accountKey, 1024), accounts: map[accountKey]*account{}}
 }
 
 // Accounts are the functions for Config.
-func (h *HostAccounts) Accounts() Accounts { return Accounts{NameOf: h.nameOf, UIDOf: h.uidOf} }
+func (h *HostAccounts) Accounts() Accounts {
+	return Accounts{NameOf: h.nameOf, UIDOf: h.uidOf, HomeOf: h.homeOf, SubIDOwners: h.subIDs.owners}
+}
 
 // Generation grows whenever an answer may have changed.
 func (h *HostAccounts) Generation() uint64 { return h.generation.Load() }
@@ -131,6 +155,14 @@ func (h *HostAccounts) uidOf(name string) (uint32, AccountStatus) {
 	}
 	a := h.get(accountKey{name: name})
 	return a.uid, a.status
+}
+
+func (h *HostAccounts) homeOf(name string) (uint32, string, AccountStatus) {
+	if name == "" || len(name) > maxAccountBytes {
+		return 0, "", AccountUnknown
+	}
+	a := h.get(accountKey{name: name})
+	return a.uid, a.home, a.status
 }
 
 func (h *HostAccounts) get(key accountKey) account {
@@ -167,8 +199,10 @@ func (h *HostAccounts) evict() bool {
 }
 
 // Run looks up what is wanted until ctx ends. A look-up that hangs inside the
-// name service is left behind: it cannot be called back.
+// name service is left behind: it cannot be called back. /etc/subuid is read
+// beside them.
 func (h *HostAccounts) Run(ctx context.Context) error {
+	go h.subIDs.run(ctx, h.logger, func() { h.generation.Add(1) })
 	for range accountLookupers {
 		go func() {
 			for {
@@ -210,8 +244,12 @@ func (h *HostAccounts) ask(key accountKey) {
 	switch {
 	case err == nil:
 		a.uid, a.name, a.status, a.askAt = uint32(uid), text.Clean(found.Username, maxAccountBytes), AccountFound, now.Add(accountLife)
+		a.home = ""
+		if len(found.HomeDir) <= maxHomeBytes {
+			a.home = found.HomeDir
+		}
 	case unknown:
-		a.uid, a.name, a.status, a.askAt = 0, "", AccountUnknown, now.Add(unknownLife)
+		a.uid, a.name, a.home, a.status, a.askAt = 0, "", "", AccountUnknown, now.Add(unknownLife)
 	default:
 		// The directory is down: what was known stays, and nothing is taken for
 		// unknown.
@@ -224,7 +262,7 @@ func (h *HostAccounts) ask(key accountKey) {
 		h.failing++
 	}
 	failingNow := h.failing
-	changed := a.status != before.status || a.name != before.name || a.uid != before.uid
+	changed := a.status != before.status || a.name != before.name || a.uid != before.uid || a.home != before.home
 	h.mutex.Unlock()
 	if changed {
 		h.generation.Add(1)

@@ -98,7 +98,7 @@ func (n *nameService) find(key string, is func(uid, name string) bool) (*user.Us
 	}
 	for uid, name := range n.accounts {
 		if is(uid, name) {
-			return &user.User{Uid: uid, Username: name}, nil
+			return &user.User{Uid: uid, Username: name, HomeDir: "/home/" + name}, nil
 		}
 	}
 	return nil, nil
@@ -154,6 +154,30 @@ func TestAccountsAreAnsweredFromMemory(t *testing.T) {
 	n.awaitName(1001, "alice.new", AccountFound)
 	if n.Generation() == generation {
 		t.Error("a rename did not raise the generation")
+	}
+}
+
+// An account may be given to another person: the name stays, the uid doesn't.
+func TestOneNameWithTwoUIDsOverTime(t *testing.T) {
+	n := newNameService(t)
+	awaitUID := func(want uint32) {
+		t.Helper()
+		n.await("the uid of alice", func() bool {
+			uid, home, status := n.Accounts().HomeOf("alice")
+			again, _ := n.Accounts().UIDOf("alice")
+			return uid == want && again == want && home == "/home/alice" && status == AccountFound
+		})
+	}
+	awaitUID(1001)
+	n.awaitName(1001, "alice", AccountFound)
+	generation := n.Generation()
+	n.change(func() { n.accounts = map[string]string{"2001": "alice"} })
+	n.skip.Store(int64(accountLife + time.Second))
+	awaitUID(2001)
+	n.awaitName(1001, "", AccountUnknown)
+	n.awaitName(2001, "alice", AccountFound)
+	if n.Generation() < generation+3 {
+		t.Error("the changes did not raise the generation")
 	}
 }
 

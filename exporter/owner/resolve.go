@@ -12,134 +12,101 @@ import (
 // Resolve names the user. The first step that can, does; whatever is found,
 // root is never the answer only because a process happens to run as root.
 func Resolve(e Evidence, c Config) Answer {
-	if c.system(e) {
-		answer := Answer{UID: e.ProcessUID, AttributedBy: StepSystem, Confidence: ConfidenceHigh, System: true}
-		answer.User, answer.Waiting = c.name(uint32(e.ProcessUID))
-		return answer
-	}
-	steps := c.Steps
-	if steps == nil {
-		steps = DefaultSteps
-	}
-	answer := Answer{User: meter.UserUnattributed, UID: -1, AttributedBy: StepNone}
-	found := false
-	for _, step := range steps {
-		candidate, ok := c.try(step, e)
-		// A label that cannot be judged yet may not be passed over for good.
-		answer.Waiting = answer.Waiting || !found && candidate.Waiting
-		if !ok {
-			continue
-		}
-		if !found {
-			found = true
-			candidate.Waiting = answer.Waiting
-			answer = candidate
-		} else if candidate.Confidence == ConfidenceHigh && !samePerson(candidate, answer) {
-			answer.Disagrees = true
-		}
-	}
-	c.projectAndClass(e, &answer)
+	answer, _ := c.judge(e)
 	return answer
 }
 
-// try asks one step. A candidate that is not ok may still say Waiting.
-func (c Config) try(step Step, e Evidence) (Answer, bool) {
+// Explain is what each step says: those in use in their order, then those that
+// are switched off. The verdict that decides is Resolve's answer; where the
+// system's own processes are concerned there is that verdict alone.
+func Explain(e Evidence, c Config) []Verdict {
+	_, verdicts := c.judge(e)
+	for _, step := range DefaultSteps {
+		if !c.Uses(step) {
+			one := c.try(step, e)
+			verdicts = append(verdicts, Verdict{Step: step, Off: true, Named: one.named, Answer: one.answer, Waiting: one.waiting, Why: one.why})
+		}
+	}
+	return verdicts
+}
+
+// judgement is what one step says of one process.
+type judgement struct {
+	answer  Answer
+	named   bool
+	waiting bool // it cannot tell yet; a later step's answer may only be for now
+	why     string
+}
+
+func pass(why string) judgement    { return judgement{why: why} }
+func waitFor(why string) judgement { return judgement{waiting: true, why: why} }
+
+// judge asks every step, so that those after the first that names somebody can
+// disagree.
+func (c Config) judge(e Evidence) (Answer, []Verdict) {
+	if c.system(e) {
+		answer := c.byUID(e.ProcessUID, StepSystem, ConfidenceHigh)
+		answer.System = true
+		return answer, []Verdict{{Step: StepSystem, Named: true, Decides: true, Answer: answer,
+			Why: path.Base(e.Executable) + " is a program of the system, root's, and runs for the system"}}
+	}
+	answer := Answer{User: meter.UserUnattributed, UID: -1, AttributedBy: StepNone}
+	decides := -1
+	steps := c.steps()
+	verdicts := make([]Verdict, 0, len(DefaultSteps))
+	waiting := false
+	for i, step := range steps {
+		one := c.try(step, e)
+		verdicts = append(verdicts, Verdict{Step: step, Named: one.named, Answer: one.answer, Waiting: one.waiting, Why: one.why})
+		switch {
+		case decides < 0 && one.named:
+			decides, answer = i, one.answer
+			// What could not be judged yet may not be passed over for good.
+			answer.Waiting = answer.Waiting || waiting
+			answer.Review = !c.trusts(step)
+		case decides < 0:
+			waiting = waiting || one.waiting
+		case one.named && one.answer.Confidence == ConfidenceHigh && !samePerson(one.answer, answer):
+			answer.Disagrees = true
+		}
+	}
+	if decides < 0 {
+		answer.Waiting = waiting
+	}
+	c.projectAndClass(e, &answer)
+	if decides >= 0 {
+		verdicts[decides].Decides, verdicts[decides].Answer = true, answer
+	}
+	return answer, verdicts
+}
+
+// try asks one step.
+func (c Config) try(step Step, e Evidence) judgement {
 	switch step {
 	case StepRule, StepRuleLast:
-		for _, rule := range c.Rules {
-			if rule.User != "" && rule.Last == (step == StepRuleLast) && rule.matches(e) {
-				answer := Answer{User: rule.User, UID: -1, AttributedBy: step, Confidence: ConfidenceHigh, Rule: rule.Name}
-				if uid, ok := uidNotation(rule.User); ok {
-					answer.UID = uid
-					return answer, true
-				}
-				uid, status := c.Accounts.uidOf(rule.User)
-				if status == AccountFound {
-					answer.UID = int64(uid)
-				}
-				answer.Waiting = status == AccountWaiting
-				return answer, true
-			}
-		}
+		return c.fromRule(step, e)
 	case StepScheduler:
-		if e.Job != nil && e.Job.UID > 0 && isUID(e.Job.UID) {
-			return c.byUID(e.Job.UID, step, ConfidenceHigh), true
-		}
+		return c.fromJob(e)
+	case StepKubernetes:
+		return c.fromPod(e)
 	case StepUserSlice:
 		return c.fromSlice(e)
 	case StepLabel:
 		return c.fromLabel(e)
+	case StepUIDMap:
+		return c.fromUIDMap(e)
 	case StepProcessUID:
 		return c.fromProcess(e)
 	case StepLoginUID:
-		if e.HostProcess && e.Kind == meter.KindHost && e.ProcessUID == 0 && c.Human(e.LoginUID) {
-			return c.byUID(e.LoginUID, step, ConfidenceMedium), true
-		}
+		return c.fromLogin(e)
+	case StepHomePath:
+		return c.fromHome(e)
+	case StepNamePrefix:
+		return c.fromName(e)
+	case StepEnvironment:
+		return c.fromEnvironment(e)
 	}
-	return Answer{}, false
-}
-
-func (c Config) fromSlice(e Evidence) (Answer, bool) {
-	uid := e.SliceUID
-	if !isUID(uid) || slices.Contains(c.LauncherUIDs, uint32(uid)) {
-		return Answer{}, false
-	}
-	if uid == 0 {
-		switch {
-		case c.Human(e.LoginUID):
-			uid = e.LoginUID // root's slice, entered by a person
-		case e.HostProcess && c.Human(e.ProcessUID):
-			return Answer{}, false // root's slice says nothing of whom root ran it for
-		}
-	}
-	return c.byUID(uid, StepUserSlice, ConfidenceHigh), true
-}
-
-// fromLabel believes a label only if it names the account of a person, and
-// only if whoever started the container gave it: one that comes with the image
-// says who built that.
-func (c Config) fromLabel(e Evidence) (Answer, bool) {
-	for _, key := range c.OwnerLabels {
-		name := e.Container.given(key)
-		if name == "" {
-			continue
-		}
-		uid, status := c.Accounts.uidOf(name)
-		if status == AccountWaiting {
-			return Answer{Waiting: true}, false
-		}
-		if status == AccountFound && c.Human(int64(uid)) {
-			answer := c.byUID(int64(uid), StepLabel, ConfidenceMedium)
-			answer.LabelKey = key
-			return answer, true
-		}
-	}
-	return Answer{}, false
-}
-
-func (c Config) fromProcess(e Evidence) (Answer, bool) {
-	if e.HostProcess {
-		// A service's own account is an honest answer. Root is not: everything
-		// that nobody cared to give an account runs as root.
-		if e.ProcessUID > 0 && isUID(e.ProcessUID) {
-			return c.byUID(e.ProcessUID, StepProcessUID, ConfidenceHigh), true
-		}
-		return Answer{}, false
-	}
-	// In a container a uid is the image author's choice, and the common 1000 is
-	// also the host's first person. Only a number given when the container was
-	// started is evidence, and a name would be looked up in the image. In a pod
-	// the number is the manifest's, which is the image author's again.
-	if e.Container == nil || e.Kind == meter.KindKubernetes || !e.Container.ImageKnown || e.Container.User == e.Container.ImageUser {
-		return Answer{}, false
-	}
-	given, _, _ := strings.Cut(e.Container.User, ":")
-	imageUser, _, _ := strings.Cut(e.Container.ImageUser, ":")
-	uid, err := strconv.ParseUint(given, 10, 32)
-	if err != nil || given == imageUser || int64(uid) != e.ProcessUID || !c.Human(int64(uid)) {
-		return Answer{}, false
-	}
-	return c.byUID(int64(uid), StepProcessUID, ConfidenceMedium), true
+	return pass("there is no such step")
 }
 
 // system reports the system's own processes: a name on the list, a program
@@ -193,10 +160,18 @@ func uidNotation(name string) (int64, bool) {
 
 const uidPrefix = "uid:"
 
+func uidText(uid int64) string { return strconv.FormatInt(uid, 10) }
+
+func quoted(s string) string { return strconv.Quote(s) }
+
 func (c Config) byUID(uid int64, step Step, confidence Confidence) Answer {
 	answer := Answer{UID: uid, AttributedBy: step, Confidence: confidence}
 	answer.User, answer.Waiting = c.name(uint32(uid))
 	return answer
+}
+
+func (c Config) named(uid int64, step Step, confidence Confidence, why string) judgement {
+	return judgement{answer: c.byUID(uid, step, confidence), named: true, why: why}
 }
 
 // name is the account's name, or uid:N if it has none or none that can be told
@@ -209,32 +184,55 @@ func (c Config) name(uid uint32) (name string, waiting bool) {
 	return name, false
 }
 
-// projectAndClass takes them from the first rule that sets them, else from the
-// first source that is not empty.
-func (c Config) projectAndClass(e Evidence, answer *Answer) {
-	for _, last := range []bool{false, true} {
-		for _, rule := range c.Rules {
-			if rule.Last != last || rule.Project == "" && rule.Class == "" || !rule.matches(e) {
-				continue
-			}
-			if answer.Project == "" {
-				answer.Project = rule.Project
-			}
-			if answer.Class == "" {
-				answer.Class = rule.Class
-			}
-		}
-		if !last {
-			fromSources(e, c.ProjectSources, &answer.Project)
-			fromSources(e, c.ClassSources, &answer.Class)
-		}
+// standing is what can be said of a name that somebody wrote down.
+type standing uint8
+
+const (
+	stranger  standing = iota // no account of the host
+	notPerson                 // an account, and no person's
+	person                    // the account of a person
+	unsettled                 // not known yet
+)
+
+// person looks up whom a name names. Only accounts of people count: anybody
+// can write down root.
+func (c Config) person(name string) (int64, standing) {
+	if name == "" {
+		return -1, stranger
 	}
+	uid, status := c.Accounts.uidOf(name)
+	switch {
+	case status == AccountWaiting:
+		return -1, unsettled
+	case status != AccountFound:
+		return -1, stranger
+	case !c.Human(int64(uid)):
+		return int64(uid), notPerson
+	}
+	return int64(uid), person
 }
 
-func fromSources(e Evidence, sources []string, into *string) {
-	for _, source := range sources {
-		if key, ok := strings.CutPrefix(source, labelSource); ok && *into == "" {
-			*into = e.Container.given(key)
-		}
+// generic reports accounts that stand for everybody's containers.
+func (c Config) generic(name string, uid int64) bool {
+	return slices.ContainsFunc(c.GenericOwners, func(g string) bool {
+		number, ok := uidNotation(g)
+		return ok && number == uid || name != "" && g == name
+	})
+}
+
+// somebody reports the uid of a person who has an account and is not generic.
+func (c Config) somebody(uid int64) standing {
+	if !c.Human(uid) {
+		return notPerson
 	}
+	name, status := c.Accounts.nameOf(uint32(uid))
+	switch {
+	case status == AccountWaiting:
+		return unsettled
+	case c.generic(name, uid):
+		return notPerson
+	case status != AccountFound:
+		return stranger
+	}
+	return person
 }

@@ -48,6 +48,14 @@ func host() Accounts {
 func testConfig(change ...func(*Config)) Config {
 	c := DefaultConfig()
 	c.Accounts = host()
+	c.Accounts.HomeOf = func(name string) (uint32, string, AccountStatus) {
+		uid, status := c.Accounts.UIDOf(name)
+		return uid, "/home/" + name, status
+	}
+	ranges := parseSubIDs([]byte("root:100000:65536\n"))
+	ids := subIDs{}
+	ids.ranges.Store(&ranges)
+	c.Accounts.SubIDOwners = ids.owners
 	for _, f := range change {
 		f(&c)
 	}
@@ -115,7 +123,7 @@ func TestResolve(t *testing.T) {
 	}
 	with := func(a Answer, change func(*Answer)) Answer { change(&a); return a }
 	labelled := func(key, name string, uid int64) Answer {
-		return with(by(StepLabel, name, uid, ConfidenceMedium), func(a *Answer) { a.LabelKey = key })
+		return with(by(StepLabel, name, uid, ConfidenceMedium), func(a *Answer) { a.Key = key })
 	}
 	system := func(name string, uid int64) Answer {
 		return with(by(StepSystem, name, uid, ConfidenceHigh), func(a *Answer) { a.System = true })
@@ -317,6 +325,15 @@ func TestValidate(t *testing.T) {
 		{"rule for unattributed", "cannot be a user", rules(Rule{Name: "a", User: "unattributed"})},
 		{"rule with a newline", "control characters", rules(Rule{Name: "a", Project: "a\nb"})},
 		{"rule with a novel", "longer", rules(Rule{Name: "a", Class: strings.Repeat("x", 1000)})},
+		{"trusted step that is none", `trusted_steps[1]: "magic" is no step`, func(c *Config) { c.TrustedSteps = []Step{StepLabel, "magic"} }},
+		{"nothing trusted", "", func(c *Config) { c.TrustedSteps = []Step{} }},
+		{"namespace of a team", "", func(c *Config) { c.NamespaceUsers = []NamespaceUser{{"a", "team"}} }},
+		{"namespace without a user", "namespace_users[0]: both", func(c *Config) { c.NamespaceUsers = []NamespaceUser{{"a", ""}} }},
+		{"namespace that names nobody", "namespace_users[0].namespace", func(c *Config) { c.NamespaceUsers = []NamespaceUser{{"a", "*"}} }},
+		{"namespace of uid:x", "namespace_users[0].user", func(c *Config) { c.NamespaceUsers = []NamespaceUser{{"a", "uid:x"}} }},
+		{"variable with =", "environment_keys[0]", func(c *Config) { c.EnvironmentKeys = []string{"A=B"} }},
+		{"slurm's sources", "", func(c *Config) { c.ClassSources = []string{"slurm:partition", "slurm:qos"} }},
+		{"source that is none", "slurm:account", func(c *Config) { c.ProjectSources = []string{"slurm:user"} }},
 		{"source", "label:KEY", func(c *Config) { c.ProjectSources = []string{"env:X"} }},
 		{"source without a key", "label:KEY", func(c *Config) { c.ClassSources = []string{"label:"} }},
 	} {
@@ -353,8 +370,20 @@ func TestResolveProperties(t *testing.T) {
 			e.Container = &Container{
 				Labels: labels("labels"), ImageLabels: labels("image labels"), ImageKnown: rapid.Bool().Draw(t, "image known"),
 				User: pick([]string{"", "0", "1001", "1001:5", "root", "alice", "997"}, "user"), ImageUser: pick([]string{"", "0", "1001", "root"}, "image user"),
+				Name: pick([]string{"", "alice-x", "root-x", "gdm_x", "x"}, "name"),
+			}
+			if rapid.Bool().Draw(t, "bind") {
+				e.Container.Binds = []Bind{{Path: pick([]string{"/srv", "/home/alice/x", "/root/x", ""}, "path"), OwnerUID: uid("owner")}}
 			}
 		}
+		if rapid.Bool().Draw(t, "in a pod") {
+			e.Pod = &Pod{Namespace: pick(names, "namespace"), Annotations: map[string]string{"hub.jupyter.org/username": pick(names, "annotation")}}
+		}
+		if rapid.Bool().Draw(t, "in a user namespace") {
+			e.UserNamespace = &UserNamespace{RootUID: uid("root of the namespace")}
+		}
+		e.EngineOfRoot = rapid.Bool().Draw(t, "engine of root")
+		e.Environment = map[string]string{"NB_USER": pick(names, "variable")}
 		c := testConfig()
 		c.LauncherUIDs = []uint32{501}
 		c.Steps = rapid.Permutation(DefaultSteps).Draw(t, "order")[:rapid.IntRange(0, len(DefaultSteps)).Draw(t, "steps")]
@@ -367,10 +396,20 @@ func TestResolveProperties(t *testing.T) {
 			if !c.Human(a.UID) {
 				t.Fatalf("a label named uid %d", a.UID)
 			}
-			value := e.Container.Labels[a.LabelKey]
-			if people[value] != uint32(a.UID) || e.Container.ImageLabels[a.LabelKey] == value || !e.Container.ImageKnown {
-				t.Fatalf("label %s=%s named %+v", a.LabelKey, value, a)
+			value := e.Container.Labels[a.Key]
+			if people[value] != uint32(a.UID) || e.Container.ImageLabels[a.Key] == value || !e.Container.ImageKnown {
+				t.Fatalf("label %s=%s named %+v", a.Key, value, a)
 			}
+		}
+		switch a.AttributedBy {
+		case StepKubernetes, StepUIDMap, StepHomePath, StepNamePrefix, StepEnvironment, StepLoginUID:
+			if !c.Human(a.UID) {
+				t.Fatalf("%s named uid %d", a.AttributedBy, a.UID)
+			}
+		}
+		holdVerdicts(t, e, c, a)
+		if a.Review != (a.Confidence == ConfidenceLow) {
+			t.Fatalf("review: %+v", a)
 		}
 		if a.System && (!e.HostProcess || e.ExecutableUID != 0 || c.Human(e.ProcessUID) && !e.SystemLaunched && (e.ProcessUID != 61184 || !e.SystemSlice)) {
 			t.Fatalf("a person's process is exempt: %+v", e)
