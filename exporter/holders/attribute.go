@@ -65,7 +65,7 @@ func (t *Table) Info(key meter.ProcessKey) Info {
 
 // generation grows whenever a name or owner may have changed.
 func (t *Table) generation() uint64 {
-	sum := uint64(0)
+	sum := t.gatherer.generation.Load()
 	if t.options.Accounts != nil {
 		sum += t.options.Accounts.Generation()
 	}
@@ -81,6 +81,7 @@ func (t *Table) generation() uint64 {
 // resolve turns evidence into an attribution.
 func (t *Table) resolve(p *process) {
 	place := t.place(p)
+	t.gather(p, &place)
 	p.detail, p.evidence = place.detail, place.evidence
 	p.verdict = owner.Resolve(place.evidence, t.owner)
 	workload := meter.Workload{
@@ -235,6 +236,7 @@ func (t *Table) placeContainer(place *placement, chain cgroup.Chain, level cgrou
 	evidence.Container = &owner.Container{
 		ID: container.ID, Name: container.Name, Image: container.Image, Labels: container.Labels,
 		ImageLabels: container.ImageLabels, User: container.User, ImageUser: container.ImageUser, ImageKnown: container.ImageKnown,
+		Binds: bindsOf(container),
 	}
 }
 

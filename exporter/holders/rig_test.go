@@ -160,6 +160,12 @@ func (r *rig) key(pid uint32) meter.ProcessKey { return r.Keys(reading(pid))[pid
 
 func (r *rig) workload(pid uint32) meter.Workload { return r.Attribute(r.key(pid)).Workload }
 
+// settle waits until what is read beside the passes has been read.
+func (r *rig) settle(pid uint32) {
+	r.t.Helper()
+	await(r.t, "nothing about the process is pending", func() bool { return !r.Attribute(r.key(pid)).Pending })
+}
+
 // turn lets one whole turn of reading again pass by, a second at a time.
 func (r *rig) turn(pids ...uint32) {
 	for range int(rereadWithin / time.Second) {

@@ -50,8 +50,11 @@ type Options struct {
 	Engines []*runtimes.Directory
 	// Granters know which GPUs schedulers and engines gave to whom.
 	Granters []runtimes.Granter
-	Logger   *slog.Logger     // nil for none
-	Now      func() time.Time // nil for the wall clock
+	// GatherAll also gathers evidence that no step needs any more once another
+	// has named the user.
+	GatherAll bool
+	Logger    *slog.Logger     // nil for none
+	Now       func() time.Time // nil for the wall clock
 }
 
 // Table is what is known of the processes on this node's cards. Run may run
@@ -76,6 +79,7 @@ type Table struct {
 	goneCount, hiddenCount int64
 	unreadable             string // why processes cannot be read; empty while they can
 	grants                 grants
+	gatherer               *gatherer
 }
 
 // process is one process that a card listed.
@@ -126,12 +130,14 @@ func New(options Options) *Table {
 	if options.Accounts != nil {
 		t.owner.Accounts = options.Accounts.Accounts()
 	}
+	t.gatherer = newGatherer(options.FS, t.owner.EnvironmentKeys, t.now)
 	return t
 }
 
 // Run asks runtimes and the host's accounts for names until ctx ends.
 func (t *Table) Run(ctx context.Context) {
 	var group sync.WaitGroup
+	group.Go(func() { t.gatherer.run(ctx) })
 	if t.options.Accounts != nil {
 		// Both return ctx's error only.
 		group.Go(func() { _ = t.options.Accounts.Run(ctx) })

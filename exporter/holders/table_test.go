@@ -42,6 +42,7 @@ func TestProcessesOfOtherUsers(t *testing.T) {
 	r := newRig(t)
 	alice, nameless, root := sleeper(t, 4711), sleeper(t, 4999), sleeper(t, 0)
 	r.pass(alice.pid, nameless.pid, root.pid)
+	r.settle(root.pid)
 	for _, test := range []struct {
 		pid  uint32
 		want meter.Workload

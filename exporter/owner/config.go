@@ -92,6 +92,18 @@ func DefaultConfig() Config {
 // Uses reports whether a step is switched on.
 func (c Config) Uses(step Step) bool { return slices.Contains(c.steps(), step) }
 
+// Reaches reports whether a step has a say about a process for which the
+// answer was so without it.
+func (c Config) Reaches(step Step, so Answer) bool {
+	if so.System {
+		return false
+	}
+	steps := c.steps()
+	at := slices.Index(steps, step)
+	decided := slices.Index(steps, so.AttributedBy)
+	return at >= 0 && (decided < 0 || at < decided)
+}
+
 func (c Config) steps() []Step {
 	if c.Steps == nil {
 		return DefaultSteps

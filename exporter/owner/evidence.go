@@ -41,15 +41,14 @@ type Evidence struct {
 	// UserNamespace is the process's own; nil if that is the host's, or not
 	// known.
 	UserNamespace *UserNamespace
-	// EngineOfRoot says that the process is in a container that root's own engine
-	// placed. What the image's processes do there, making user namespaces among
+	// EngineOfRoot says that the process is, or may be, in a container that root's
+	// own engine placed. What the image's processes do there, making user namespaces among
 	// it, is then no word of whoever started the container.
 	EngineOfRoot bool
 	// Environment holds, of the variables that the process was started with,
-	// those that Config.EnvironmentKeys lists, and no others.
+	// those that Config.EnvironmentKeys lists, and no others; nil if they were not
+	// looked at or may not be.
 	Environment map[string]string
-	// Waiting says that some of the evidence is still being gathered.
-	Waiting bool
 	// Chain is what the process's cgroup says it is in, from the host inwards,
 	// as SYSTEM:ID. It is kept for the record only.
 	Chain []string

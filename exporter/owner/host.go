@@ -115,8 +115,11 @@ func (c Config) fromEnvironment(e Evidence) judgement {
 			return waitFor("the account that its variable " + key + " names is being looked up")
 		}
 	}
-	if len(e.Environment) == 0 {
-		return pass("it has none of the variables that are looked for, or they may not be read")
+	switch {
+	case e.Environment == nil:
+		return pass("its variables were not looked at, or may not be")
+	case len(e.Environment) == 0:
+		return pass("it has none of the variables that are looked for")
 	}
 	return pass("none of its variables names a person's account")
 }

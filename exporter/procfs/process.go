@@ -49,6 +49,8 @@ type Process struct {
 	// LoginUID is the uid that the login session was opened for; -1 if unset or
 	// unknown.
 	LoginUID int64
+	// UserNamespace is the process's; nil if it is our own, or not known.
+	UserNamespace *UserNamespace
 }
 
 // Stat is what /proc/PID/stat tells.
@@ -152,6 +154,7 @@ func (h *Handle) Read() (Process, error) {
 		}
 	}
 	h.readExecutable(&p)
+	p.UserNamespace = h.readUserNamespace()
 	return p, nil
 }
 
