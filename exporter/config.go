@@ -1,9 +1,14 @@
 package exporter
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
 
 	"gpuledger/exporter/owner"
 	"gpuledger/exporter/strictyaml"
@@ -70,7 +75,43 @@ func LoadConfig(path string) (Config, error) {
 		return config, fmt.Errorf("%s%w", path, err)
 	}
 	if err := config.Owner.Validate(); err != nil {
-		return config, fmt.Errorf("%s: %w", path, err)
+		return config, fmt.Errorf("%s%s: %w", path, placeOf(text, err), err)
 	}
 	return config, nil
+}
+
+// placeOf is :LINE:COLUMN of what an error of the owner's configuration is
+// about; empty if that does not stand in the text.
+func placeOf(text []byte, err error) string {
+	var wrong *owner.ConfigError
+	if !errors.As(err, &wrong) {
+		return ""
+	}
+	path, err := yaml.PathString("$.owner." + wrong.Path)
+	if err != nil {
+		return ""
+	}
+	node, err := path.ReadNode(bytes.NewReader(bytes.TrimPrefix(text, []byte("\ufeff"))))
+	if err != nil || node == nil || node.GetToken() == nil {
+		return ""
+	}
+	// The token of a mapping is its first colon: what it is about begins before.
+	for {
+		switch n := node.(type) {
+		case *ast.MappingNode:
+			if len(n.Values) == 0 {
+				return position(node)
+			}
+			node = n.Values[0]
+		case *ast.MappingValueNode:
+			return position(n.Key)
+		default:
+			return position(node)
+		}
+	}
+}
+
+func position(node ast.Node) string {
+	at := node.GetToken().Position
+	return fmt.Sprintf(":%d:%d", at.Line, at.Column)
 }

@@ -114,6 +114,12 @@ func TestDocumentedConfigurationIsOne(t *testing.T) {
 	defaults := exporter.DefaultConfig()
 	for name, pair := range map[string][2]any{
 		"steps":             {config.Owner.Steps, defaults.Owner.Steps},
+		"trusted_steps":     {config.Owner.TrustedSteps, defaults.Owner.TrustedSteps},
+		"pod annotations":   {config.Owner.PodOwnerAnnotations, defaults.Owner.PodOwnerAnnotations},
+		"pod labels":        {config.Owner.PodOwnerLabels, defaults.Owner.PodOwnerLabels},
+		"home_path_labels":  {config.Owner.HomePathLabels, defaults.Owner.HomePathLabels},
+		"environment_keys":  {config.Owner.EnvironmentKeys, defaults.Owner.EnvironmentKeys},
+		"generic_owners":    {config.Owner.GenericOwners, defaults.Owner.GenericOwners},
 		"owner_labels":      {config.Owner.OwnerLabels, defaults.Owner.OwnerLabels},
 		"project_sources":   {config.Owner.ProjectSources, defaults.Owner.ProjectSources},
 		"class_sources":     {config.Owner.ClassSources, defaults.Owner.ClassSources},

@@ -373,8 +373,13 @@ func engine(t testing.TB, socket string, containers map[string]runtimes.Containe
 			http.NotFound(w, r)
 			return
 		}
+		mounts := []map[string]string{}
+		for _, path := range c.Binds {
+			mounts = append(mounts, map[string]string{"Type": "bind", "Source": path})
+		}
 		answer(w, map[string]any{
-			"Id": r.PathValue("id"), "Name": "/" + c.Name, "Image": "sha256:1",
+			"Mounts": mounts,
+			"Id":     r.PathValue("id"), "Name": "/" + c.Name, "Image": "sha256:1",
 			"Config": map[string]any{"User": c.User, "Image": c.Image, "Labels": c.Labels},
 		})
 	})

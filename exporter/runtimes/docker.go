@@ -25,6 +25,8 @@ const (
 	requestTimeout = 5 * time.Second
 	maxAnswerBytes = 4 << 20
 	maxNameBytes   = 256
+	maxPathBytes   = 4096
+	maxBinds       = 64
 	maxLabelBytes  = 1024
 	// newestVersion is the newest API version whose answers have been read.
 	newestVersion = "1.51"
@@ -120,7 +122,8 @@ func (c *DockerClient) Container(ctx context.Context, id string) (Container, err
 			}
 			Devices []struct{ PathOnHost string }
 		}
-		State struct{ StartedAt time.Time }
+		Mounts []struct{ Type, Source string }
+		State  struct{ StartedAt time.Time }
 	}
 	if err := c.get(ctx, "/containers/"+id+"/json", &answer); err != nil {
 		return Container{}, err
@@ -134,6 +137,11 @@ func (c *DockerClient) Container(ctx context.Context, id string) (Container, err
 		Image:  text.Clean(answer.Config.Image, maxNameBytes),
 		Labels: CleanLabels(answer.Config.Labels), User: text.Clean(answer.Config.User, maxNameBytes),
 		StartedAt: answer.State.StartedAt,
+	}
+	for _, mount := range answer.Mounts {
+		if mount.Type == "bind" && len(mount.Source) <= maxPathBytes && len(container.Binds) < maxBinds {
+			container.Binds = append(container.Binds, mount.Source)
+		}
 	}
 	for _, request := range answer.HostConfig.DeviceRequests {
 		if request.Count == -1 {
