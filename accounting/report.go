@@ -30,33 +30,42 @@ func Report(ctx context.Context, config *Config, options ReportOptions, now time
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	statement, quarantined, err := makeStatement(ctx, store, config.Book, options.Month, now)
+	statement, held, err := makeStatement(ctx, store, config.Book, options.Month, now)
 	if err != nil {
 		return err
 	}
-	if quarantined > 0 {
-		fmt.Fprintf(notes, "note: %d rows are in quarantine and in no sum: see gpu-accounting verify --month %s\n", quarantined, statement.Period.Name)
+	if held.quarantined > 0 {
+		fmt.Fprintf(notes, "note: %d rows are in quarantine and in no sum: see gpu-accounting verify --month %s\n", held.quarantined, statement.Period.Name)
+	}
+	if held.reviewUS > 0 {
+		fmt.Fprintf(notes, "note: %s of GPU time need review before they are billed: who held it is known by steps that their node does not trust\n", hours(held.reviewUS))
 	}
 	return writeStatement(out, statement, options)
 }
 
-func makeStatement(ctx context.Context, store *sqlite.Store, book *billing.Book, month string, now time.Time) (billing.Statement, int64, error) {
+// reservations are what a statement's sums don't tell.
+type reservations struct {
+	quarantined int64 // rows that are in no sum
+	reviewUS    int64 // held time that needs review
+}
+
+func makeStatement(ctx context.Context, store *sqlite.Store, book *billing.Book, month string, now time.Time) (billing.Statement, reservations, error) {
 	period := billing.PeriodAt(now, book.Location)
 	if month != "" {
 		var err error
 		if period, err = billing.ParsePeriod(month, book.Location); err != nil {
-			return billing.Statement{}, 0, err
+			return billing.Statement{}, reservations{}, err
 		}
 	}
 	data, err := store.Period(ctx, period, now)
 	if err != nil {
-		return billing.Statement{}, 0, err
+		return billing.Statement{}, reservations{}, err
 	}
 	statement, err := billing.Bill(book, period, data.Usage, data.Capacity)
 	if err != nil {
-		return billing.Statement{}, 0, fmt.Errorf("bill %s: %w", period.Name, err)
+		return billing.Statement{}, reservations{}, fmt.Errorf("bill %s: %w", period.Name, err)
 	}
-	return statement, data.Quarantined, nil
+	return statement, reservations{data.Quarantined, data.ReviewUS}, nil
 }
 
 func writeStatement(out io.Writer, statement billing.Statement, options ReportOptions) error {

@@ -87,6 +87,9 @@ func verification(audit ledger.Audit, quarantined []ledger.Quarantined, count in
 	if audit.OverFullUS > 0 {
 		fmt.Fprintf(&out, "%-12s%s more than the time there was\n", "over-full", hours(audit.OverFullUS))
 	}
+	if audit.ReviewUS > 0 {
+		fmt.Fprintf(&out, "%-12s%s of the held time are attributed by steps that their node does not trust\n", "review", hours(audit.ReviewUS))
+	}
 	fmt.Fprintf(&out, "quarantined %d\nhash        %s\n", count, audit.ContentHash)
 	return out.Bytes()
 }

@@ -71,7 +71,7 @@ func (a *activeSince) forget() {
 // for its workload.
 func (p *presence) holds(reading *gpu.Reading, device, profile string, holder *snapshot.Holder, firstListed time.Time) {
 	key := workloadKey{device: device, workload: holder.Workload}
-	key.workload.AttributedBy = ""
+	key.workload = key.workload.Key()
 	found, ok := p.found[key]
 	if !ok {
 		found = &presentWorkload{memoryKnown: true, temperature: reading.TemperatureC}
@@ -102,7 +102,7 @@ func (p *presence) holds(reading *gpu.Reading, device, profile string, holder *s
 // given notes a workload that was given a device and has no process on it.
 func (p *presence) given(reading *gpu.Reading, holder snapshot.Holder) {
 	key := workloadKey{device: holder.Device, workload: holder.Workload}
-	key.workload.AttributedBy = ""
+	key.workload = key.workload.Key()
 	if p.found[key] == nil {
 		p.found[key] = &presentWorkload{assigned: true, temperature: reading.TemperatureC}
 	}

@@ -74,7 +74,7 @@ func (t *tally) card(uuid string) *cardTally {
 }
 
 func (t *tally) workload(key workloadKey, now time.Time) *workloadTally {
-	key.workload.AttributedBy = ""
+	key.workload = key.workload.Key()
 	found, ok := t.workloads[key]
 	if !ok {
 		found = &workloadTally{device: key.device, firstSeen: now}

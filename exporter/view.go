@@ -107,8 +107,8 @@ func (s *sampler) holdersOf(reading *gpu.Reading, seen *presence) []snapshot.Hol
 				Device: device, Profile: profile, PID: process.PID, Process: process,
 				Workload: attribution.Workload, Pending: attribution.Pending,
 				Detail: info.Detail, Command: info.Command, CommandLine: info.CommandLine, StartedAt: info.StartedAt, Zombie: info.Zombie,
-				System: attribution.Workload.Kind == meter.KindSystem,
-				Holds:  meter.Holds(process, attribution.Workload),
+				System: attribution.Workload.Kind == meter.KindSystem, Disagrees: info.Verdict.Disagrees,
+				Holds: meter.Holds(process, attribution.Workload),
 			}
 			if reading.SamplesKnown {
 				holder.ActivityPercent = gpu.Some(activity[process.PID])
@@ -118,10 +118,8 @@ func (s *sampler) holdersOf(reading *gpu.Reading, seen *presence) []snapshot.Hol
 			// A name that is still being looked up begins no series.
 			if holder.Holds && !holder.Pending {
 				seen.holds(reading, device, profile, &all[len(all)-1], info.FirstListed)
-				workload := holder.Workload
-				workload.AttributedBy = ""
 				seen.holding = append(seen.holding, resources.Holder{
-					PID: key.PID, StartTicks: key.StartTicks, Workload: workload, Cgroup: info.Cgroup,
+					PID: key.PID, StartTicks: key.StartTicks, Workload: holder.Workload.Key(), Cgroup: info.Cgroup,
 				})
 			}
 		}
@@ -148,7 +146,7 @@ func (s *sampler) givenOf(reading *gpu.Reading, present []snapshot.Holder, seen 
 		info := s.holders.Info(given.Key)
 		holder := snapshot.Holder{
 			Device: given.Device, Profile: profileOf(reading, given.Device), Workload: attribution.Workload, Pending: attribution.Pending,
-			Detail: info.Detail, StartedAt: given.Since, Holds: given.Exclusive,
+			Detail: info.Detail, StartedAt: given.Since, Holds: given.Exclusive, Disagrees: info.Verdict.Disagrees,
 		}
 		all = append(all, holder)
 		if !holder.Pending {

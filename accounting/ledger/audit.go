@@ -79,6 +79,9 @@ type Audit struct {
 	HeldUS      int64
 	IdleUS      int64
 	DownUS      int64
+	// ReviewUS is the part of HeldUS in rows that need review before they are
+	// billed.
+	ReviewUS int64
 	// UnobservedUS is what no row covers. HeldUS + IdleUS + DownUS +
 	// UnobservedUS = CapacityUS + OverFullUS, and OverFullUS is 0 if all is well.
 	UnobservedUS int64
@@ -152,6 +155,9 @@ func (a *Auditor) Bucket(rows []usage.Row) {
 		switch row.State {
 		case usage.StateHeld:
 			a.audit.HeldUS += row.GPUUS
+			if row.Review {
+				a.audit.ReviewUS += row.GPUUS
+			}
 		case usage.StateIdle:
 			a.audit.IdleUS += row.GPUUS
 		default:

@@ -61,6 +61,11 @@ func AppendContent(to []byte, row *usage.Row) []byte {
 		number(0)
 	}
 	text(row.AttributedBy)
+	// Rows that need no review are hashed as they were before there was such a
+	// thing. The number is told from the next row's bucket by its being one byte.
+	if row.Review {
+		number(1)
+	}
 	return to
 }
 

@@ -79,5 +79,6 @@ type Quarantined struct {
 type Period struct {
 	Usage       []billing.Usage
 	Capacity    []billing.Capacity
+	ReviewUS    int64 // held time of rows that need review
 	Quarantined int64 // rows that belong to the period, or to none that can be read
 }

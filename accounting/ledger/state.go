@@ -21,11 +21,11 @@ import (
 
 // EarlierState reports whether a is an earlier state of b, a row with the same
 // key: a is of the same card, place and model, no number is larger in a, and at
-// least one is smaller. Since then Estimated may have become true, and
+// least one is smaller. Since then Estimated and Review may have become true, and
 // AttributedBy another step.
 func EarlierState(a, b *usage.Row) bool {
 	if a.Node != b.Node || a.Card != b.Card || a.Index != b.Index || a.Model != b.Model || a.Profile != b.Profile ||
-		(a.Estimated && !b.Estimated) {
+		(a.Estimated && !b.Estimated) || (a.Review && !b.Review) {
 		return false
 	}
 	grown := false
@@ -36,7 +36,8 @@ func EarlierState(a, b *usage.Row) bool {
 		}
 		grown = grown || before[i] < after[i]
 	}
-	return grown
+	// A reader from before there were reviews dropped that mark and nothing else.
+	return grown || !a.Review && b.Review && a.AttributedBy == b.AttributedBy
 }
 
 // numbersOf are what grows in a row.

@@ -42,6 +42,9 @@ func TestEarlierState(t *testing.T) {
 		"one shrank":               {state(900, 29, 9), false},
 		"grew, estimated":          {with(state(900, 90, 9), func(r *usage.Row) { r.Estimated = true }), true},
 		"grew, another step":       {with(state(900, 90, 9), func(r *usage.Row) { r.AttributedBy = "label" }), true},
+		"review only":              {with(base, func(r *usage.Row) { r.Review = true }), true},
+		"review, another step":     {with(base, func(r *usage.Row) { r.Review, r.AttributedBy = true, "label" }), false},
+		"grew, review":             {with(state(900, 90, 9), func(r *usage.Row) { r.Review = true }), true},
 		"another step only":        {with(base, func(r *usage.Row) { r.AttributedBy = "label" }), false},
 		"another node":             {with(state(900, 90, 9), func(r *usage.Row) { r.Node = "gpu02" }), false},
 		"another card":             {with(state(900, 90, 9), func(r *usage.Row) { r.Card = "GPU-b" }), false},
@@ -60,6 +63,10 @@ func TestEarlierState(t *testing.T) {
 	if later := state(900, 90, 9); ledger.EarlierState(&estimated, &later) {
 		t.Error("what was estimated is so no more")
 	}
+	reviewed := with(base, func(r *usage.Row) { r.Review = true })
+	if later := state(900, 90, 9); ledger.EarlierState(&reviewed, &later) {
+		t.Error("what needed review does so no more")
+	}
 }
 
 // drawStates are rows of one key, from so few values that many are states of
@@ -69,6 +76,7 @@ func drawStates(t *rapid.T) []usage.Row {
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) usage.Row {
 		row := state(number.Draw(t, "gpu"), number.Draw(t, "energy"), number.Draw(t, "peak"))
 		row.Estimated = rapid.Bool().Draw(t, "estimated")
+		row.Review = rapid.Bool().Draw(t, "review")
 		row.AttributedBy = rapid.SampledFrom([]string{"label", "user_slice"}).Draw(t, "attributed_by")
 		row.Node = rapid.SampledFrom([]string{"gpu01", "gpu01", "gpu01", "gpu02"}).Draw(t, "node")
 		return row
@@ -122,6 +130,7 @@ func TestSettleStatesOfOneRow(t *testing.T) {
 			row.EnergyMJ += rapid.Int64Range(0, 5).Draw(t, "energy")
 			row.PeakMemoryBytes = max(row.PeakMemoryBytes, rapid.Int64Range(0, 5).Draw(t, "peak"))
 			row.Estimated = row.Estimated || rapid.Bool().Draw(t, "estimated")
+			row.Review = row.Review || rapid.Bool().Draw(t, "review")
 			row.AttributedBy = rapid.SampledFrom([]string{"label", "user_slice"}).Draw(t, "attributed_by")
 			states = append(states, row)
 		}
@@ -130,6 +139,27 @@ func TestSettleStatesOfOneRow(t *testing.T) {
 			t.Fatalf("counted %+v, aside %v, want %+v", counted, aside, row)
 		}
 	})
+}
+
+// Rows that need no review have the hash that they had before there was such a
+// mark, whatever stands beside them, and a mark is seen.
+func TestReviewInTheContentHash(t *testing.T) {
+	marked := state(2, 2, 2)
+	marked.Run = "s"
+	hash := func(rows ...usage.Row) string {
+		h := ledger.NewContentHash()
+		h.Bucket(rows)
+		return h.String()
+	}
+	before := hash(state(1, 1, 1), marked)
+	const was = "sha256:60fc0daf98e84eea036d42dc4ce2ab0cd52631a8116ca8c406e5cf7f5ebe3bd7"
+	if before != was {
+		t.Errorf("the hash of rows without a mark is %s, was %s", before, was)
+	}
+	marked.Review = true
+	if hash(state(1, 1, 1), marked) == before {
+		t.Error("the mark is not in the hash")
+	}
 }
 
 func TestKeyDigestSeesEveryField(t *testing.T) {

@@ -230,6 +230,6 @@ func (j *join) holders(r *gpu.Reading) []snapshot.Holder {
 
 func (j *join) explain(h *snapshot.Holder, key meter.ProcessKey) {
 	attribution, info := j.table.Attribute(key), j.table.Info(key)
-	h.Workload, h.Pending, h.Detail = attribution.Workload, attribution.Pending, info.Detail
+	h.Workload, h.Pending, h.Detail, h.Disagrees = attribution.Workload, attribution.Pending, info.Detail, info.Verdict.Disagrees
 	h.Command, h.CommandLine, h.StartedAt, h.Zombie = info.Command, info.CommandLine, info.StartedAt, info.Zombie
 }

@@ -267,11 +267,23 @@ func notes(h who.Holder) string {
 	return strings.Join(notes, ", ")
 }
 
+// attributedBy is the rule that named the user, and what speaks against it.
+func attributedBy(h who.Holder) string {
+	by := h.AttributedBy
+	if h.Review {
+		by += " (needs review before billing)"
+	}
+	if h.Disagrees {
+		by += " (something else names another user)"
+	}
+	return by
+}
+
 // details are what -v adds below a holder.
 func details(h who.Holder) []string {
 	var pairs, out []string
 	for _, p := range []struct{ name, value string }{
-		{"attributed by", h.AttributedBy}, {"project", h.Project}, {"class", h.Class},
+		{"attributed by", attributedBy(h)}, {"project", h.Project}, {"class", h.Class},
 		{"container", h.ContainerID}, {"image", h.Image},
 		{"pod", strings.Trim(h.PodNamespace+"/"+h.PodName, "/")}, {"slurm job", h.SlurmJob}, {"unit", h.Unit},
 	} {

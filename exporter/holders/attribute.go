@@ -87,6 +87,7 @@ func (t *Table) resolve(p *process) {
 	workload := meter.Workload{
 		User: p.verdict.User, UID: p.verdict.UID, Kind: place.evidence.Kind, Name: place.evidence.Name,
 		Project: p.verdict.Project, Class: p.verdict.Class, AttributedBy: string(p.verdict.AttributedBy),
+		Review: p.verdict.Review,
 	}
 	if p.verdict.System {
 		// The file's name, not comm: that one is cut and can be changed.

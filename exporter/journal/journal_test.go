@@ -442,3 +442,33 @@ func TestExport(t *testing.T) {
 	}
 	check("after it ended", 2501)
 }
+
+// A journal from before there were reviews is taken over: its rows need none.
+func TestJournalFromBeforeReviews(t *testing.T) {
+	options := optionsIn(t.TempDir())
+	j := mustOpen(t, options)
+	mustWrite(t, j, Batch{Final: []usage.Row{rowOf("r1", 0, "alice", 1)}, Open: []usage.Row{rowOf("r1", 1, "alice", 1)}})
+	for _, statement := range []string{
+		"ALTER TABLE open DROP COLUMN review", "ALTER TABLE final DROP COLUMN review", "DELETE FROM goose_db_version WHERE version_id >= 3",
+	} {
+		if _, err := j.writer.Exec(statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := j.shutdown(); err != nil {
+		t.Fatal(err)
+	}
+	j = mustOpen(t, options)
+	closeLater(t, j)
+	doubtful := rowOf("r2", 2, "bob", 1)
+	doubtful.Review = true
+	mustWrite(t, j, Batch{Final: []usage.Row{doubtful}})
+	rows, _ := pull(t, j, "", 10)
+	reviews := map[string]bool{}
+	for _, row := range rows {
+		reviews[row.User] = reviews[row.User] || row.Review
+	}
+	if len(rows) != 3 || reviews["alice"] || !reviews["bob"] {
+		t.Errorf("%+v", rows)
+	}
+}

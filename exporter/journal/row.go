@@ -16,7 +16,7 @@ const chainLength = 16
 // columns are the columns of a row in both tables, without seq.
 const columns = `run, node, device, card, "index", model, profile, slices, "of", bucket, state, user, uid, kind, workload, project, class,
 	gpu_us, share_us, held_us, reserved_us, active_us, active_known_us, idle_us, memory_kib_seconds, memory_known_us, energy_mj,
-	peak_memory_bytes, peak_temperature_c, estimated, attributed_by`
+	peak_memory_bytes, peak_temperature_c, estimated, attributed_by, review`
 
 // places holds a ? for each of columns.
 var places = strings.TrimSuffix(strings.Repeat("?, ", strings.Count(columns, ",")+1), ", ")
@@ -26,7 +26,7 @@ func values(r *usage.Row) []any {
 	return []any{
 		r.Run, r.Node, r.Device, r.Card, r.Index, r.Model, r.Profile, r.Slices, r.Of, r.Bucket.Unix(), r.State, r.User, r.UID, r.Kind, r.Workload, r.Project, r.Class,
 		r.GPUUS, r.ShareUS, r.HeldUS, r.ReservedUS, r.ActiveUS, r.ActiveKnownUS, r.IdleUS, r.MemoryKiBSeconds, r.MemoryKnownUS, r.EnergyMJ,
-		r.PeakMemoryBytes, r.PeakTemperatureC, r.Estimated, r.AttributedBy,
+		r.PeakMemoryBytes, r.PeakTemperatureC, r.Estimated, r.AttributedBy, r.Review,
 	}
 }
 
@@ -36,7 +36,7 @@ func scan(rows interface{ Scan(...any) error }, r *usage.Row, before ...any) err
 	err := rows.Scan(append(before,
 		&r.Run, &r.Node, &r.Device, &r.Card, &r.Index, &r.Model, &r.Profile, &r.Slices, &r.Of, &bucket, &r.State, &r.User, &r.UID, &r.Kind, &r.Workload, &r.Project, &r.Class,
 		&r.GPUUS, &r.ShareUS, &r.HeldUS, &r.ReservedUS, &r.ActiveUS, &r.ActiveKnownUS, &r.IdleUS, &r.MemoryKiBSeconds, &r.MemoryKnownUS, &r.EnergyMJ,
-		&r.PeakMemoryBytes, &r.PeakTemperatureC, &r.Estimated, &r.AttributedBy)...)
+		&r.PeakMemoryBytes, &r.PeakTemperatureC, &r.Estimated, &r.AttributedBy, &r.Review)...)
 	r.Bucket = time.Unix(bucket, 0).UTC()
 	return err
 }

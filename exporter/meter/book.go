@@ -31,6 +31,7 @@ func (b *Book) Add(increments []usage.Row) {
 			row.PeakMemoryBytes = max(row.PeakMemoryBytes, increment.PeakMemoryBytes)
 			row.PeakTemperatureC = max(row.PeakTemperatureC, increment.PeakTemperatureC)
 			row.Estimated = row.Estimated || increment.Estimated
+			row.Review = row.Review || increment.Review
 			row.Index, row.Model = increment.Index, increment.Model
 			if increment.AttributedBy != "" {
 				row.AttributedBy = increment.AttributedBy

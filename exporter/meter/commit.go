@@ -47,6 +47,7 @@ type holding struct {
 	identity     identity
 	party        party
 	attributedBy string
+	review       bool
 	reserved     bool
 	processes    int
 	memoryKiB    int64
@@ -139,8 +140,11 @@ func holdings(uuid string, processes []gpu.Process, workloads map[uint32]Workloa
 		id := identityOf(w)
 		found, ok := byIdentity[id]
 		if !ok {
-			found = &holding{identity: id, party: partyOf(w), attributedBy: w.AttributedBy, memoryKnown: true}
+			found = &holding{identity: id, party: partyOf(w), attributedBy: w.AttributedBy, review: w.Review, memoryKnown: true}
 			byIdentity[id] = found
+		}
+		if found.review && !w.Review { // one process that is trusted is enough
+			found.attributedBy, found.review = w.AttributedBy, false
 		}
 		return found
 	}

@@ -124,6 +124,7 @@ func (d *device) commit(base usage.Row, on presentDevice, lengthUS, cardUS int64
 			row.Device, row.Profile, row.Slices, row.Of, row.State = on.uuid, on.profile, on.slices, on.of, usage.StateHeld
 			row.User, row.UID, row.Kind, row.Workload = h.identity.user, h.identity.uid, h.identity.kind, h.identity.name
 			row.Project, row.Class, row.AttributedBy = h.identity.project, h.identity.class, h.attributedBy
+			row.Review = h.review
 			row.GPUUS, row.ShareUS, row.HeldUS, row.EnergyMJ = card[j], share[j], held[j], energies[j]
 			d.describe(&row, h, lengthUS)
 			rows = append(rows, row)

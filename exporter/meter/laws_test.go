@@ -234,3 +234,30 @@ func TestNewRunWhenTheClockFallsFarBack(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 }
+
+// TestReview marks a workload's time only while no process of it is attributed
+// by a step that is trusted, and a row if any of its time is marked.
+func TestReview(t *testing.T) {
+	trusted, doubtful := person("alice"), person("alice")
+	trusted.AttributedBy = "user_slice"
+	doubtful.AttributedBy, doubtful.Review = "environment", true
+	r := newRig(t, map[uint32]meter.Workload{1: trusted, 2: doubtful})
+	book := meter.NewBook()
+	for _, test := range []struct {
+		pids []uint32
+		want bool
+		by   string
+	}{{[]uint32{2}, true, "environment"}, {[]uint32{2, 1}, false, "user_slice"}, {[]uint32{1, 2}, false, "user_slice"}, {[]uint32{1}, false, "user_slice"}} {
+		r.rows = nil
+		r.observe(gpu.Reading{Processes: computeProcesses(test.pids...)}, 1_000_000)
+		r.observe(gpu.Reading{Processes: computeProcesses(test.pids...)}, 1_000_000)
+		last := r.rows[len(r.rows)-1]
+		if last.Review != test.want || last.AttributedBy != test.by {
+			t.Errorf("held by processes %v the row is %+v", test.pids, last)
+		}
+		book.Add(r.rows)
+	}
+	if rows := book.FinishAll(); len(rows) != 1 || !rows[0].Review {
+		t.Errorf("some of the time needs review: %+v", rows)
+	}
+}

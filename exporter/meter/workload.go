@@ -30,6 +30,15 @@ type Workload struct {
 	// AttributedBy is the resolution step that named User. It is not part of
 	// the key.
 	AttributedBy string
+	// Review says that the site does not trust that step for billing. It is not
+	// part of the key.
+	Review bool
+}
+
+// Key is the workload without how its user was found.
+func (w Workload) Key() Workload {
+	w.AttributedBy, w.Review = "", false
+	return w
 }
 
 // SameKey reports whether both are one workload: how the user was found is not

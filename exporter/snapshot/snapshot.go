@@ -78,7 +78,9 @@ type Holder struct {
 	StartedAt   time.Time
 	Zombie      bool
 	System      bool // shown, never billed
-	Holds       bool // counts as holding (not system, not graphics only)
+	// Disagrees says that something else of high confidence names another user.
+	Disagrees bool
+	Holds     bool // counts as holding (not system, not graphics only)
 	// ActivityPercent is the process's own SM activity in the last interval.
 	ActivityPercent gpu.Optional[uint32]
 	Estimated       bool

@@ -63,6 +63,9 @@ type Row struct {
 	PeakTemperatureC int64  `json:"peak_temperature_c"`
 	Estimated        bool   `json:"estimated"`     // some activity was not per process
 	AttributedBy     string `json:"attributed_by"` // the resolution step that named User
+	// Review says that some of the time is attributed by a step that the site
+	// does not trust for billing.
+	Review bool `json:"review"`
 }
 
 // Plus returns the sum of two amounts.

@@ -94,7 +94,8 @@ func (e *Encoder) Encode(r *Row) error {
 
 // Decoder reads final rows, one a line. Fields it does not know are passed
 // over, because fields are only ever added; every field it knows must be
-// there, once, with a value that a row can have. Blank lines are passed over.
+// there, once, with a value that a row can have. Those that were added since
+// there are rows may be missing. Blank lines are passed over.
 type Decoder struct {
 	r    *bufio.Reader
 	line int
@@ -205,7 +206,7 @@ func parseLine(line []byte) (Row, *FieldError) {
 		return Row{}, &FieldError{Reason: "more than one JSON object"}
 	}
 	for i, f := range fields {
-		if !seen[i] {
+		if !seen[i] && !f.later {
 			return Row{}, &FieldError{Field: f.name, Reason: "is missing"}
 		}
 	}

@@ -152,6 +152,11 @@ type Holder struct {
 	Class    string `json:"class"`
 	// AttributedBy is the rule that named the user.
 	AttributedBy string `json:"attributed_by"`
+	// Review says that the site does not trust that rule for billing: somebody
+	// has to look at it before.
+	Review bool `json:"review"`
+	// Disagrees says that a later rule of high confidence names somebody else.
+	Disagrees bool `json:"disagrees"`
 
 	PID *uint32 `json:"pid"` // on the node; null without a process
 	// Command is the program's name.

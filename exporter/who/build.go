@@ -62,8 +62,7 @@ type workloadKey struct {
 }
 
 func keyOf(device string, w meter.Workload) workloadKey {
-	w.AttributedBy = "" // not part of the key
-	return workloadKey{device, w}
+	return workloadKey{device, w.Key()}
 }
 
 func heldSince(s *snapshot.Snapshot) map[workloadKey]time.Time {
@@ -209,6 +208,8 @@ func holder(s *snapshot.Snapshot, c *snapshot.Card, h *snapshot.Holder, viewer V
 		Project:         h.Workload.Project,
 		Class:           h.Workload.Class,
 		AttributedBy:    h.Workload.AttributedBy,
+		Review:          h.Workload.Review,
+		Disagrees:       h.Disagrees,
 		Command:         h.Command,
 		Contexts:        []string{},
 		MemoryBytes:     pointer(h.Process.MemoryBytes),

@@ -16,19 +16,19 @@ import (
 const insertUsage = `INSERT INTO usage (
 	bucket, device, holder, run, placement, attribution, ingest,
 	gpu_us, share_us, held_us, reserved_us, active_us, active_known_us, idle_us,
-	memory_kib_seconds, memory_known_us, energy_mj, peak_memory_bytes, peak_temperature_c, estimated
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
+	memory_kib_seconds, memory_known_us, energy_mj, peak_memory_bytes, peak_temperature_c, estimated, review
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
 
 // findUsage finds the row with a key.
 const findUsage = `SELECT placement, attribution, ingest.source,
 	gpu_us, share_us, held_us, reserved_us, active_us, active_known_us, idle_us,
-	memory_kib_seconds, memory_known_us, energy_mj, peak_memory_bytes, peak_temperature_c, estimated
+	memory_kib_seconds, memory_known_us, energy_mj, peak_memory_bytes, peak_temperature_c, estimated, review
 FROM usage JOIN ingest ON ingest.id = usage.ingest WHERE bucket = ? AND device = ? AND holder = ? AND run = ?`
 
 const replaceUsage = `UPDATE usage SET
 	placement = ?, attribution = ?, ingest = ?,
 	gpu_us = ?, share_us = ?, held_us = ?, reserved_us = ?, active_us = ?, active_known_us = ?, idle_us = ?,
-	memory_kib_seconds = ?, memory_known_us = ?, energy_mj = ?, peak_memory_bytes = ?, peak_temperature_c = ?, estimated = ?
+	memory_kib_seconds = ?, memory_known_us = ?, energy_mj = ?, peak_memory_bytes = ?, peak_temperature_c = ?, estimated = ?, review = ?
 WHERE bucket = ? AND device = ? AND holder = ? AND run = ?`
 
 // Insert lets rows in that come from a file. Rows that are there already change

@@ -33,6 +33,7 @@ func (s *Store) Period(ctx context.Context, period billing.Period, now time.Time
 				return err
 			}
 		}
+		result.ReviewUS = audit.ReviewUS
 		result.Quarantined, err = quarantinedCount(ctx, tx, ledger.Span{From: period.Start, To: period.End})
 		return err
 	})
@@ -175,7 +176,7 @@ func walk(ctx context.Context, tx *sql.Tx, span ledger.Span, take func([]usage.R
 	rows, err := tx.QueryContext(still, `
 		SELECT bucket, device, holder, run, placement, attribution,
 			gpu_us, share_us, held_us, reserved_us, active_us, active_known_us, idle_us,
-			memory_kib_seconds, memory_known_us, energy_mj, peak_memory_bytes, peak_temperature_c, estimated
+			memory_kib_seconds, memory_known_us, energy_mj, peak_memory_bytes, peak_temperature_c, estimated, review
 		FROM usage WHERE bucket >= ? AND bucket < ? ORDER BY bucket`, span.From.Unix(), span.To.Unix())
 	if err != nil {
 		return fmt.Errorf("rows: %w", err)
@@ -188,7 +189,7 @@ func walk(ctx context.Context, tx *sql.Tx, span ledger.Span, take func([]usage.R
 	var r usage.Row
 	into := []any{&bucket, &n.device, &n.holder, &n.run, &n.placement, &n.attribution,
 		&r.GPUUS, &r.ShareUS, &r.HeldUS, &r.ReservedUS, &r.ActiveUS, &r.ActiveKnownUS, &r.IdleUS,
-		&r.MemoryKiBSeconds, &r.MemoryKnownUS, &r.EnergyMJ, &r.PeakMemoryBytes, &r.PeakTemperatureC, &r.Estimated}
+		&r.MemoryKiBSeconds, &r.MemoryKnownUS, &r.EnergyMJ, &r.PeakMemoryBytes, &r.PeakTemperatureC, &r.Estimated, &r.Review}
 	for rows.Next() {
 		if err := rows.Scan(into...); err != nil {
 			return fmt.Errorf("rows: %w", err)

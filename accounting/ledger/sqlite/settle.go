@@ -144,6 +144,7 @@ func difference(a, b *usage.Row) string {
 		{"peaks", a.PeakMemoryBytes == b.PeakMemoryBytes && a.PeakTemperatureC == b.PeakTemperatureC},
 		{"estimated", a.Estimated == b.Estimated},
 		{"attributed_by", a.AttributedBy == b.AttributedBy},
+		{"review", a.Review == b.Review},
 	} {
 		if !field.same {
 			names = append(names, field.name)
@@ -156,13 +157,13 @@ func difference(a, b *usage.Row) string {
 func amounts(row *usage.Row) []any {
 	return []any{
 		row.GPUUS, row.ShareUS, row.HeldUS, row.ReservedUS, row.ActiveUS, row.ActiveKnownUS, row.IdleUS,
-		row.MemoryKiBSeconds, row.MemoryKnownUS, row.EnergyMJ, row.PeakMemoryBytes, row.PeakTemperatureC, row.Estimated,
+		row.MemoryKiBSeconds, row.MemoryKnownUS, row.EnergyMJ, row.PeakMemoryBytes, row.PeakTemperatureC, row.Estimated, row.Review,
 	}
 }
 
 func amountsInto(row *usage.Row) []any {
 	return []any{
 		&row.GPUUS, &row.ShareUS, &row.HeldUS, &row.ReservedUS, &row.ActiveUS, &row.ActiveKnownUS, &row.IdleUS,
-		&row.MemoryKiBSeconds, &row.MemoryKnownUS, &row.EnergyMJ, &row.PeakMemoryBytes, &row.PeakTemperatureC, &row.Estimated,
+		&row.MemoryKiBSeconds, &row.MemoryKnownUS, &row.EnergyMJ, &row.PeakMemoryBytes, &row.PeakTemperatureC, &row.Estimated, &row.Review,
 	}
 }

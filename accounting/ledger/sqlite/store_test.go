@@ -148,7 +148,7 @@ func TestContentHashSeesEveryField(t *testing.T) {
 		"gpu": func(r *usage.Row) { r.GPUUS-- }, "share": func(r *usage.Row) { r.ShareUS-- },
 		"held": func(r *usage.Row) { r.HeldUS++ }, "energy": func(r *usage.Row) { r.EnergyMJ++ },
 		"peak": func(r *usage.Row) { r.PeakMemoryBytes++ }, "temperature": func(r *usage.Row) { r.PeakTemperatureC++ },
-		"estimated": func(r *usage.Row) { r.Estimated = true }, "attributed_by": func(r *usage.Row) { r.AttributedBy = "uid" },
+		"estimated": func(r *usage.Row) { r.Estimated = true }, "attributed_by": func(r *usage.Row) { r.AttributedBy = "uid" }, "review": func(r *usage.Row) { r.Review = true },
 		"text borders": func(r *usage.Row) { r.Workload, r.Project = "ab", "c" }, "text borders too": func(r *usage.Row) { r.Workload, r.Project = "a", "bc" },
 	}
 	seen := map[string]string{}
@@ -426,5 +426,34 @@ func BenchmarkMonth(b *testing.B) {
 		b.ReportMetric(float64(got.Rows), "rows")
 		size, _ := store.Size()
 		b.ReportMetric(float64(size), "bytes")
+	}
+}
+
+// Time that needs review is counted, in a period and in a proof of it.
+func TestReview(t *testing.T) {
+	store := openNew(t)
+	doubtful := row("gpu01", "r1", "GPU-a", start, 300)
+	doubtful.State, doubtful.User, doubtful.UID, doubtful.Kind, doubtful.Review = usage.StateHeld, "alice", 1001, "docker", true
+	trusted := doubtful
+	trusted.User, trusted.UID, trusted.Review = "bob", 1002, false
+	insert(t, store, doubtful, trusted)
+	if got := audit(t, store); got.ReviewUS != doubtful.GPUUS || got.HeldUS != 2*doubtful.GPUUS {
+		t.Errorf("%d µs of %d need review, want %d", got.ReviewUS, got.HeldUS, doubtful.GPUUS)
+	}
+	month, err := billing.ParsePeriod("2026-11", time.UTC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := store.Period(context.Background(), month, later)
+	if err != nil || data.ReviewUS != doubtful.GPUUS {
+		t.Errorf("%d µs of the month need review, want %d (%v)", data.ReviewUS, doubtful.GPUUS, err)
+	}
+	// What a version from before dropped is taken in when the row comes again.
+	trusted.Review = true
+	if result := insert(t, store, trusted); result.Quarantined != 0 || result.Inserted != 1 {
+		t.Errorf("%+v", result)
+	}
+	if got := audit(t, store); got.ReviewUS != 2*doubtful.GPUUS {
+		t.Errorf("%d µs need review", got.ReviewUS)
 	}
 }
