@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net/http"
 	"time"
 
@@ -98,8 +97,10 @@ func (o Options) holders(proc *procfs.FS) holders.Options {
 	for i, socket := range o.Config.Runtimes.Docker {
 		engines[i] = runtimes.NewDirectory(runtimes.NewDockerClient(socket), o.Logger)
 	}
+	pods, granters := o.kubernetes()
 	return holders.Options{
-		FS: proc, Owner: o.Config.Owner, Accounts: owner.NewHostAccounts(o.Logger), Engines: engines, Logger: o.Logger,
+		FS: proc, Owner: o.Config.Owner, Accounts: owner.NewHostAccounts(o.Logger),
+		Engines: append(engines, pods...), Granters: granters, Logger: o.Logger,
 	}
 }
 
@@ -109,10 +110,4 @@ func (o Options) server(scrape, usage, before http.Handler) (*web.Server, error)
 	settings.Store, settings.Metrics, settings.Usage, settings.History = o.store, scrape, usage, before
 	settings.Node, settings.Version, settings.Logger = o.NodeName, o.Version, o.Logger
 	return web.New(settings)
-}
-
-// HoldersOptions are those of a table that knows what the exporter would know,
-// for whoever looks at single processes.
-func HoldersOptions(config Config, proc *procfs.FS, logger *slog.Logger) holders.Options {
-	return Options{Config: config, Logger: logger}.holders(proc)
 }
