@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -110,4 +111,10 @@ func (o Options) server(scrape, usage, before http.Handler) (*web.Server, error)
 	settings.Store, settings.Metrics, settings.Usage, settings.History = o.store, scrape, usage, before
 	settings.Node, settings.Version, settings.Logger = o.NodeName, o.Version, o.Logger
 	return web.New(settings)
+}
+
+// HoldersOptions are those of a table that knows what the exporter would know,
+// for whoever looks at single processes.
+func HoldersOptions(config Config, proc *procfs.FS, logger *slog.Logger) holders.Options {
+	return Options{Config: config, Logger: logger}.holders(proc)
 }
