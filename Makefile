@@ -61,12 +61,13 @@ lint: ## Check formatting, vet, staticcheck, and that generated documents are cu
 	go vet ./...
 	$(TOOLS) staticcheck ./...
 	@$(MAKE) --no-print-directory docs
-	@git diff --exit-code -- docs
+	@git diff --exit-code -- docs packaging/man
 
 .PHONY: fmt
 fmt: ## Format the Go code
 	gofmt -w $$(git ls-files '*.go')
 
 .PHONY: docs
-docs: ## Generate docs/metrics.md from the code
+docs: ## Generate docs/metrics.md and the manual page from the code
 	go run ./exporter/metrics/gendocs > docs/metrics.md
+	go test -count 1 -run ManPage ./cmd/gwho -update

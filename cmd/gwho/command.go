@@ -2,21 +2,20 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
-	"gpuledger/exporter/who"
+	"gpuledger/exporter/history"
 )
 
 // Exit codes.
@@ -25,6 +24,7 @@ const (
 	exitNoGPU   = 1 // no GPU or driver
 	exitUsage   = 2
 	exitMissing = 3 // part of the answer, or all of it, is missing
+	exitNotFree = 4 // --free: fewer are free than are wanted
 )
 
 // exit is an error that says with which code to end.
@@ -49,9 +49,12 @@ type options struct {
 	libraryPath   string
 	procfs        string
 	cards         []string
-	watch         time.Duration
+	watch         length
 	history       string // how far back
 	nodes, free   bool
+	count         int
+	idle          length
+	sort          string
 	server        string
 	configFile    string
 }
@@ -62,6 +65,10 @@ const defaultHistory = "24h"
 const long = `Shows who holds which GPU of this node: a line for each card, and under it
 every user with a process on it, or to whom it was given.
 
+Arguments choose what is shown: a user (alice, or a uid), a card (its index, or
+8 and more characters of a UUID), a workload (train, docker:train, a container,
+a pod, a job, a unit) or a PID. gpu:3, user:alice and pid:1001 leave no doubt.
+
 The answer comes from gpu-exporter on this node if there is one, otherwise from
 NVML and /proc directly; then less is known, above all without root.
 
@@ -69,76 +76,25 @@ The program's name is shown of everybody's processes, the whole command line
 (-v, --json) only of your own; root sees all.
 
 Exit codes: 0 all is well; 1 no GPU or no driver; 2 wrong usage; 3 part of the
-answer is missing (lines that begin with "!" say which).`
+answer is missing (lines that begin with "!" say which); 4 with --free: fewer
+are free than are wanted.`
+
+// defaultWatch is how often --watch shows anew by itself, and defaultIdle from
+// when on --idle shows who does nothing.
+const (
+	defaultWatch = 2 * time.Second
+	defaultIdle  = time.Hour
+)
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
-	var o options
 	code := exitOK
-	command := &cobra.Command{
-		Use:   "gwho [flags] [USER...]",
-		Short: "Show who holds which GPU",
-		Long:  long,
-		Example: `  gwho                  who holds what
-  gwho alice            what alice holds
-  gwho --gpu 3 -v       all about GPU 3
-  gwho --json           for scripts (docs/gwho.md)`,
-		Version:           version.Print("gwho"),
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		Args:              cobra.ArbitraryArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(command *cobra.Command, users []string) error {
-			o.socketGiven = command.Flags().Changed("socket")
-			if o.watch != 0 && o.watch < time.Second {
-				return exit{exitUsage, fmt.Errorf("--watch %s: at least 1s", o.watch)}
-			}
-			if o.free && !o.nodes {
-				return exit{exitUsage, errors.New("--free goes with --nodes")}
-			}
-			var err error
-			if command.Flags().Changed("history") {
-				code, err = showHistory(command.Context(), o, users, stdout)
-				return err
-			}
-			if o.nodes {
-				code, err = showNodes(command.Context(), o, users, stdout)
-				return err
-			}
-			code, err = show(command.Context(), o, users, stdout, stderr)
-			return err
-		},
-	}
-	flags := command.Flags()
-	flags.SortFlags = false
-	flags.BoolVar(&o.json, "json", false, "print JSON")
-	flags.BoolVarP(&o.verbose, "verbose", "v", false, "also show UUIDs, containers, how the user was found, and your own command lines")
-	flags.StringSliceVar(&o.cards, "gpu", nil, "only these cards: index, or UUID of a card or MIG instance")
-	flags.DurationVar(&o.watch, "watch", 0, "show again and again, every so often, such as 2s")
-	flags.StringVar(&o.history, "history", "", "who held the cards before, so long back: 24h, 90m, 7d")
-	flags.Lookup("history").NoOptDefVal = defaultHistory
-	flags.BoolVar(&o.nodes, "nodes", false, "all nodes, asked of gpu-accounting; USER... may also be nodes, cards and workloads")
-	flags.BoolVar(&o.free, "free", false, "with --nodes: only what is free, with UUIDs")
-	flags.StringVar(&o.server, "server", "", "gpu-accounting for --nodes: http://host:port, https://host:port or unix:///path (default "+defaultServer+", or $"+serverVariable+")")
-	flags.StringVar(&o.configFile, "config.file", defaultConfigFile, "file that names the server")
-	flags.StringVar(&o.socket, "socket", defaultSocket, "unix socket of gpu-exporter")
-	flags.StringVar(&o.url, "url", "", "ask the gpu-exporter at this address instead, such as http://gpu01:10094")
-	flags.StringVar(&o.tokenFile, "token-file", "", "file with the token for --url or --server")
-	flags.StringVar(&o.libraryPath, "nvml.library-path", "", "libnvidia-ml.so.1 to use when there is no exporter")
-	flags.StringVar(&o.procfs, "path.procfs", "/proc", "procfs of the node, when there is no exporter")
-	command.MarkFlagsMutuallyExclusive("socket", "url")
-	for _, other := range []string{"history", "watch", "socket", "url"} {
-		command.MarkFlagsMutuallyExclusive("nodes", other)
-	}
-	command.MarkFlagsMutuallyExclusive("history", "watch")
-	command.SetVersionTemplate("{{.Version}}\n")
+	command := newCommand(&code, stdout, stderr)
 	command.SetArgs(args)
 	command.SetOut(stdout)
 	command.SetErr(stderr)
-	command.AddCommand(newRead())
-
 	err := command.ExecuteContext(ctx)
 	if err == nil {
 		return code
@@ -155,105 +111,123 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return exitUsage // cobra's own errors are about flags and arguments
 }
 
-// show answers once, or again and again until ctx ends.
-func show(ctx context.Context, o options, users []string, stdout, stderr io.Writer) (int, error) {
-	for {
-		a, err := ask(ctx, o)
-		if err != nil {
-			return exitOK, err
-		}
-		filter := who.Filter{Cards: o.cards, Users: users}
-		filtered, unknown := filter.Apply(a)
-		if len(unknown) > 0 && a.Error == "" {
-			return exitOK, exit{exitUsage, fmt.Errorf("--gpu %s: no such card here; there is %s", strings.Join(unknown, ","), cardList(a))}
-		}
-		code := judge(a, filtered)
-		if code == exitNoGPU && len(a.Cards) == 0 && !o.json {
-			fmt.Fprintln(stderr, "gwho: "+clean(noGPU(a)))
-		} else if err := print(o, users, filtered, stdout); err != nil {
-			return exitOK, exit{exitMissing, fmt.Errorf("print the answer: %w", err)}
-		}
-		if o.watch == 0 {
-			return code, nil
-		}
-		select {
-		case <-ctx.Done():
-			return code, nil
-		case <-time.After(o.watch):
-		}
+// newCommand is gwho with all its flags. It leaves the exit code in code.
+func newCommand(code *int, stdout, stderr io.Writer) *cobra.Command {
+	var o options
+	command := &cobra.Command{
+		Use:   "gwho [flags] [USER|GPU|WORKLOAD...]",
+		Short: "Show who holds which GPU",
+		Long:  long,
+		Example: `  gwho                  who holds what
+  gwho alice            what alice holds
+  gwho 3 -v             all about GPU 3
+  gwho -w               a live screen; q quits, ? tells the keys
+  gwho --free -n 2      two free GPUs, and the line that takes them
+  gwho --idle 12h       who has held a GPU for so long and done nothing
+  gwho --history 24h    who held them before
+  gwho --json           for scripts (docs/gwho.md)`,
+		Version:       version.Print("gwho"),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.ArbitraryArgs,
+		ValidArgsFunction: func(command *cobra.Command, given []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return complete(command.Context(), o, given), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(command *cobra.Command, selectors []string) error {
+			selectors, err := o.settle(command, selectors)
+			if err != nil {
+				return err
+			}
+			if command.Flags().Changed("history") {
+				*code, err = showHistory(command.Context(), o, selectors, stdout)
+				return err
+			}
+			if o.nodes {
+				*code, err = showNodes(command.Context(), o, selectors, stdout)
+				return err
+			}
+			*code, err = show(command.Context(), o, selectors, stdout, stderr)
+			return err
+		},
 	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	flags.BoolVar(&o.json, "json", false, "print JSON")
+	flags.BoolVarP(&o.verbose, "verbose", "v", false, "also show UUIDs, containers, how the user was found, and your own command lines")
+	flags.StringSliceVar(&o.cards, "gpu", nil, "only these cards: index, or UUID of a card or MIG instance")
+	flags.VarP(&o.watch, "watch", "w", "show again and again, every so often (2s); on a terminal a live screen")
+	flags.Lookup("watch").NoOptDefVal = defaultWatch.String()
+	flags.Var(&o.idle, "idle", "only who holds or was given a card and has done nothing on it for so long (1h)")
+	flags.Lookup("idle").NoOptDefVal = defaultIdle.String()
+	flags.StringVar(&o.sort, "sort", "", "one list by "+strings.Join(sortKeys[1:], ", "))
+	flags.StringVar(&o.history, "history", "", "who held the cards before, so long back: 24h, 90m, 7d")
+	flags.Lookup("history").NoOptDefVal = defaultHistory
+	flags.BoolVar(&o.nodes, "nodes", false, "all nodes, asked of gpu-accounting; USER... may also be nodes, cards and workloads")
+	flags.BoolVar(&o.free, "free", false, "only what is free, with the UUIDs for CUDA_VISIBLE_DEVICES")
+	flags.IntVarP(&o.count, "count", "n", 0, "with --free: so many are wanted")
+	flags.StringVar(&o.server, "server", "", "gpu-accounting for --nodes: http://host:port, https://host:port or unix:///path (default "+defaultServer+", or $"+serverVariable+")")
+	flags.StringVar(&o.configFile, "config.file", defaultConfigFile, "file that names the server")
+	flags.StringVar(&o.socket, "socket", defaultSocket, "unix socket of gpu-exporter")
+	flags.StringVar(&o.url, "url", "", "ask the gpu-exporter at this address instead, such as http://gpu01:10094")
+	flags.StringVar(&o.tokenFile, "token-file", "", "file with the token for --url or --server")
+	flags.StringVar(&o.libraryPath, "nvml.library-path", "", "libnvidia-ml.so.1 to use when there is no exporter")
+	flags.StringVar(&o.procfs, "path.procfs", "/proc", "procfs of the node, when there is no exporter")
+	command.MarkFlagsMutuallyExclusive("socket", "url")
+	for _, other := range []string{"history", "watch", "socket", "url"} {
+		command.MarkFlagsMutuallyExclusive("nodes", other)
+	}
+	for _, other := range []string{"watch", "free", "idle", "sort"} {
+		command.MarkFlagsMutuallyExclusive("history", other)
+	}
+	for _, other := range []string{"idle", "sort", "count"} {
+		command.MarkFlagsMutuallyExclusive("nodes", other)
+	}
+	command.MarkFlagsMutuallyExclusive("free", "idle", "sort")
+	command.SetVersionTemplate("{{.Version}}\n")
+	command.AddCommand(newRead())
+	// Only a name that is no flag can be wrong here.
+	_ = command.RegisterFlagCompletionFunc("gpu", func(command *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		return completeCards(command.Context(), o), cobra.ShellCompDirectiveNoFileComp
+	})
+	_ = command.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(sortKeys, cobra.ShellCompDirectiveNoFileComp))
+	for _, length := range []string{"watch", "idle", "history"} {
+		_ = command.RegisterFlagCompletionFunc(length, cobra.NoFileCompletions)
+	}
+	return command
 }
 
-// judge is the exit code for an answer.
-func judge(whole, filtered who.Answer) int {
-	switch {
-	case whole.Error != "", whole.Expected == 0 && len(whole.Cards) == 0:
-		return exitNoGPU
-	case !filtered.Complete():
-		return exitMissing
-	}
-	return exitOK
-}
-
-func noGPU(a who.Answer) string {
-	if a.Error != "" {
-		return a.Error
-	}
-	return "the driver is loaded, but NVML counts no GPU; see lspci and dmesg"
-}
-
-func cardList(a who.Answer) string {
-	if len(a.Cards) == 0 {
-		return "none"
-	}
-	names := make([]string, len(a.Cards))
-	for i, c := range a.Cards {
-		names[i] = fmt.Sprint(c.Index)
-	}
-	return strings.Join(names, ", ")
-}
-
-func print(o options, users []string, a who.Answer, stdout io.Writer) error {
-	if o.json {
-		encoder := json.NewEncoder(stdout)
-		if o.watch == 0 { // with --watch, an answer is a line
-			encoder.SetIndent("", "  ")
+// settle checks the flags. A length of time behind --watch or --idle is theirs,
+// as one behind --history is.
+func (o *options) settle(command *cobra.Command, selectors []string) ([]string, error) {
+	o.socketGiven = command.Flags().Changed("socket")
+	for _, flag := range []struct {
+		name   string
+		length *length
+		usual  time.Duration
+	}{{"watch", &o.watch, defaultWatch}, {"idle", &o.idle, defaultIdle}} {
+		if !command.Flags().Changed(flag.name) {
+			continue
 		}
-		return encoder.Encode(a)
+		if given, err := firstLength(selectors); err == nil && time.Duration(*flag.length) == flag.usual {
+			*flag.length, selectors = length(given), selectors[1:]
+		}
+		if time.Duration(*flag.length) < time.Second {
+			return nil, exit{exitUsage, fmt.Errorf("--%s %s: at least 1s", flag.name, flag.length)}
+		}
 	}
-	width, terminal := terminalWidth(stdout)
-	colour := terminal && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
-	text := table(a, tableOptions{Width: width, Colour: colour, Verbose: o.verbose, Zone: time.Local})
-	if len(users) > 0 && len(a.Cards) == 0 && a.Error == "" {
-		text += strings.Join(cleanAll(users), ", ") + ": on no GPU here\n"
+	if o.sort != "" && !slices.Contains(sortKeys, o.sort) {
+		return nil, exit{exitUsage, fmt.Errorf("--sort %s: there is %s", clean(o.sort), strings.Join(sortKeys, ", "))}
 	}
-	if o.watch > 0 && terminal {
-		text = "\x1b[H\x1b[2J" + text
+	if command.Flags().Changed("count") && (!o.free || o.count < 1) {
+		return nil, exit{exitUsage, errors.New("--count goes with --free, and is 1 or more")}
 	}
-	_, err := io.WriteString(stdout, text)
-	return err
+	return selectors, nil
 }
 
-func cleanAll(names []string) []string {
-	out := make([]string, len(names))
-	for i, name := range names {
-		out[i] = clean(name)
+// firstLength is the length of time that the first selector is.
+func firstLength(selectors []string) (time.Duration, error) {
+	if len(selectors) == 0 {
+		return 0, errors.New("no argument")
 	}
-	return out
-}
-
-// terminalWidth is how wide the terminal behind w is; false if there is none.
-func terminalWidth(w io.Writer) (int, bool) {
-	file, ok := w.(*os.File)
-	if !ok {
-		return 0, false
-	}
-	if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
-		return 0, false
-	}
-	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return 0, true // a terminal that does not say: nothing is cut
-	}
-	return int(size.Col), true
+	return history.ParseLength(selectors[0])
 }

@@ -11,6 +11,7 @@ const (
 	faint  style = "2"
 	red    style = "31"
 	green  style = "32"
+	cyan   style = "36"
 	yellow style = "33"
 )
 
@@ -23,43 +24,95 @@ type cell struct {
 // column is how a column is laid out.
 type column struct {
 	title string
+	// short stands for the title where room is short.
+	short string
 	right bool
 	// least is the width down to which it may be cut; 0 for never.
 	least int
+	// drop is above 0 for a column that may be left out where room is short; the
+	// highest goes first.
+	drop int
+	// ifAny is for a column that is left out if nothing is in it.
+	ifAny bool
 }
 
 // layout is a set of columns, as wide as their widest cells.
 type layout struct {
 	indent  int
 	columns []column
-	widths  []int
+	widths  []int // 0 for a column that is left out
+	content []int // of the cells, without the title
+	shorten bool  // titles
 }
 
 const gap = 2
 
 func newLayout(indent int, columns []column) *layout {
-	l := &layout{indent: indent, columns: columns, widths: make([]int, len(columns))}
-	for i, c := range columns {
-		l.widths[i] = len(c.title)
-	}
+	l := &layout{indent: indent, columns: columns, widths: make([]int, len(columns)), content: make([]int, len(columns))}
+	l.measure()
 	return l
 }
 
 // fit makes room for a line.
 func (l *layout) fit(line []cell) {
 	for i, c := range line {
-		l.widths[i] = max(l.widths[i], columns(c.text))
+		l.content[i] = max(l.content[i], columns(c.text))
+	}
+	l.measure()
+}
+
+func (l *layout) measure() {
+	for i, c := range l.columns {
+		if l.widths[i] = max(columns(l.titleOf(c)), l.content[i]); c.ifAny && l.content[i] == 0 {
+			l.widths[i] = 0
+		}
 	}
 }
 
-// shrink cuts what may be cut, widest first, until a line takes at most total
-// columns. It does what it can.
-func (l *layout) shrink(total int) {
+func (l *layout) titleOf(c column) string {
+	if l.shorten && c.short != "" {
+		return c.short
+	}
+	return c.title
+}
+
+// over is by how much a line is wider than total, with what may be cut at its
+// least if squeezed.
+func (l *layout) over(total int, squeezed bool) int {
 	over := l.indent - gap - total
-	for _, w := range l.widths {
+	for i, w := range l.widths {
+		if w == 0 {
+			continue
+		}
+		if least := l.columns[i].least; squeezed && least > 0 {
+			w = min(w, least)
+		}
 		over += w + gap
 	}
-	for ; over > 0; over-- {
+	return over
+}
+
+// shrink makes a line take at most total columns: it leaves out the columns
+// without which the others fit, and cuts what may be cut, widest first. It does
+// what it can.
+func (l *layout) shrink(total int) {
+	if l.over(total, true) > 0 {
+		l.shorten = true
+		l.measure()
+	}
+	for l.over(total, true) > 0 {
+		first := -1
+		for i, c := range l.columns {
+			if l.widths[i] > 0 && c.drop > 0 && (first < 0 || c.drop > l.columns[first].drop) {
+				first = i
+			}
+		}
+		if first < 0 {
+			break
+		}
+		l.widths[first] = 0
+	}
+	for over := l.over(total, false); over > 0; over-- {
 		widest := -1
 		for i, c := range l.columns {
 			if c.least > 0 && l.widths[i] > c.least && (widest < 0 || l.widths[i] > l.widths[widest]) {
@@ -77,7 +130,7 @@ func (l *layout) shrink(total int) {
 func (l *layout) title() []cell {
 	line := make([]cell, len(l.columns))
 	for i, c := range l.columns {
-		line[i] = cell{c.title, faint}
+		line[i] = cell{l.titleOf(c), faint}
 	}
 	return line
 }
@@ -90,6 +143,9 @@ func (l *layout) render(line []cell, total int, colour bool) string {
 	held := l.indent     // spaces held back, so that no line ends in them
 	for i, c := range line {
 		width := l.widths[i]
+		if width == 0 {
+			continue
+		}
 		if total > 0 {
 			width = min(width, total-position)
 		}

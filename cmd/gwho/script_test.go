@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -40,6 +41,7 @@ func TestMain(m *testing.M) {
 //	impostor SCENE   serves what no exporter would, on $SOCKET
 //	code N gwho …    fails unless gwho ends with exit code N
 //	process FILE     starts a process, and writes its PID to FILE
+//	watching FILE gwho …  runs gwho until it has printed two answers to FILE, and wants 0 at SIGTERM
 //	json FILE PATH   fails unless FILE is JSON with that member
 func TestScripts(t *testing.T) {
 	flag.Parse()
@@ -54,6 +56,7 @@ func TestScripts(t *testing.T) {
 			env.Defer(func() { os.RemoveAll(dir) })
 			env.Setenv("SOCKET", filepath.Join(dir, "s"))
 			env.Setenv("TZ", "UTC")
+			env.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each gwho
 			library, err := filepath.Abs("../../lab/nvml/build/libnvidia-ml.so.1")
 			if err != nil {
 				return err
@@ -78,6 +81,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exporter": exporterCommand, "accounting": accountingCommand, "impostor": impostorCommand, "json": jsonCommand, "code": codeCommand, "process": processCommand,
+			"watching": watchingCommand,
 		},
 	})
 }
@@ -134,8 +138,25 @@ func exporterCommand(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
+// keepFresh publishes the scene again and again, as an exporter does, so that it
+// never is an old one.
+func keepFresh(ctx context.Context, store *snapshot.Store) {
+	for ticker := time.NewTicker(time.Second); ; {
+		select {
+		case <-ctx.Done():
+			ticker.Stop()
+			return
+		case <-ticker.C:
+			next := *store.Load()
+			next.Seq++
+			next.At = time.Now()
+			store.Publish(&next)
+		}
+	}
+}
+
 // scenes are nodes by name.
-func scenes(ts *testscript.TestScript, name string) *snapshot.Snapshot {
+func scenes(t interface{ Fatalf(string, ...any) }, name string) *snapshot.Snapshot {
 	now := time.Now()
 	me := meter.Workload{User: "me", UID: int64(os.Getuid()), Kind: meter.KindHost, AttributedBy: "user_slice"}
 	other := meter.Workload{User: "alice", UID: 424242, Kind: meter.KindDocker, Name: "train", AttributedBy: "label"}
@@ -150,6 +171,15 @@ func scenes(ts *testscript.TestScript, name string) *snapshot.Snapshot {
 	}}
 	switch name {
 	case "good", "closed", "past":
+	case "busy": // nothing is free, and two do nothing
+		asleep := process(201, meter.Workload{User: "bob", UID: 424243, Kind: meter.KindHost, AttributedBy: "user_slice"})
+		asleep.Process.MemoryBytes, asleep.ActivityPercent, asleep.LastActive = gpu.Some[uint64](20<<30), gpu.Some[uint32](0), now.Add(-3*time.Hour)
+		asleep.StartedAt = now.Add(-30 * time.Hour)
+		active := process(202, me)
+		active.Process.MemoryBytes, active.ActivityPercent, active.LastActive = gpu.Some[uint64](10<<30), gpu.Some[uint32](80), now
+		given := snapshot.Holder{Device: "GPU-11111111", Workload: other, StartedAt: now.Add(-100 * time.Hour)}
+		asleep.Device, active.Device = "GPU-00000000", "GPU-00000000"
+		s.Cards[0].Holders, s.Cards[1].Holders = []snapshot.Holder{asleep, active}, []snapshot.Holder{given}
 	case "hung":
 		s.Cards[1].Up, s.Cards[1].Reason, s.Cards[1].Reading = false, "hung", nil
 	case "stale":
@@ -159,7 +189,7 @@ func scenes(ts *testscript.TestScript, name string) *snapshot.Snapshot {
 	case "empty":
 		*s = snapshot.Snapshot{Node: "gpu01", At: now, NVMLUp: true}
 	default:
-		ts.Fatalf("no scene %q", name)
+		t.Fatalf("no scene %q", name)
 	}
 	return s
 }
@@ -219,4 +249,30 @@ func processCommand(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(process.Start())
 	ts.Defer(func() { process.Process.Kill(); process.Wait() })
 	ts.Check(os.WriteFile(args[0], fmt.Append(nil, process.Process.Pid), 0o644))
+}
+
+// watchingCommand runs a gwho that does not end by itself.
+func watchingCommand(ts *testscript.TestScript, _ bool, args []string) {
+	path := ts.MkAbs(args[0])
+	output, err := os.Create(path)
+	ts.Check(err)
+	defer output.Close()
+	command := exec.Command(args[1], args[2:]...)
+	command.Path, err = exec.LookPath(args[1])
+	ts.Check(err)
+	command.Stdout, command.Stderr = output, output
+	ts.Check(command.Start())
+	answers := func() int {
+		text, err := os.ReadFile(path)
+		ts.Check(err)
+		return max(strings.Count(string(text), "\ngpu01 ")+1, strings.Count(string(text), "\n{\"version\"")+1) // the first has nothing before it
+	}
+	for deadline := time.Now().Add(30 * time.Second); answers() < 2; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			_ = command.Process.Kill() // it is what fails the test
+			ts.Fatalf("no two answers within 30 s:\n%s", ts.ReadFile(args[0]))
+		}
+	}
+	ts.Check(command.Process.Signal(syscall.SIGTERM))
+	ts.Check(command.Wait())
 }

@@ -15,11 +15,18 @@ import (
 // tableOptions say how an answer is shown.
 type tableOptions struct {
 	// Width is how many columns there are; 0 for no bound.
-	Width   int
-	Colour  bool
+	Width  int
+	Colour bool
+	// Bars adds how full each memory is, as far as there is room.
+	Bars bool
+	// Wrap breaks what is worth more lines than one at Width; a terminal does
+	// that by itself unless it is drawn line by line.
+	Wrap    bool
 	Verbose bool
 	// Zone is the time zone that times are shown in.
 	Zone *time.Location
+	// Free says how many of all devices are free, whatever part is shown.
+	Free string
 }
 
 // idleHint is from how long on idleness is coloured.
@@ -35,28 +42,79 @@ type line struct {
 	uncut  bool // worth more lines than one where the terminal is narrow
 }
 
+// page is an answer as lines, each ready to be printed.
+type page struct {
+	heading string
+	titles  []string // of the columns
+	body    []string
+	foot    []string // what is concluded of it
+	missing []string // what the answer lacks
+}
+
+func (p page) String() string {
+	var b strings.Builder
+	write := func(lines ...string) {
+		for _, l := range lines {
+			b.WriteString(l + "\n")
+		}
+	}
+	write(p.heading)
+	if len(p.titles)+len(p.body) > 0 {
+		write("")
+		write(p.titles...)
+		write(p.body...)
+	}
+	for _, part := range [][]string{p.foot, p.missing} {
+		if len(part) > 0 {
+			write("")
+			write(part...)
+		}
+	}
+	return b.String()
+}
+
+// holderColumns are what is told of a holder. Who, and for how long in vain,
+// is what stays where there is little room.
+func holderColumns() []column {
+	return []column{
+		{title: "USER", least: 8}, {title: "WORKLOAD", least: 12}, {title: "COMMAND", least: 8, drop: 7}, {title: "PID", right: true, drop: 5},
+		{title: "MEMORY", right: true, drop: 2}, {title: "ACTIVITY", short: "ACT", right: true, drop: 3}, {title: "SINCE", drop: 4},
+		{title: "IDLE", right: true, drop: 1}, {title: "NOTE", least: 8, drop: 6, ifAny: true},
+	}
+}
+
 // table shows an answer to people: a line for each card, and under it who
 // holds it.
-func table(a who.Answer, o tableOptions) string {
+func table(a who.Answer, o tableOptions) string { return cardsPage(a, o).String() }
+
+func cardsPage(a who.Answer, o tableOptions) page {
 	cards := newLayout(0, []column{
 		{title: "GPU", right: true}, {title: "NAME", least: 10}, {title: "STATE"}, {title: "UTIL", right: true},
-		{title: "MEMORY", right: true}, {title: "TEMP", right: true}, {title: "POWER", right: true},
+		{title: "MEMORY", right: true}, {title: "", drop: 3, ifAny: true}, {title: "TEMP", right: true, drop: 1}, {title: "POWER", right: true, drop: 2},
 	})
-	holders := newLayout(5, []column{
-		{title: "USER", least: 8}, {title: "WORKLOAD", least: 12}, {title: "COMMAND", least: 8}, {title: "PID", right: true},
-		{title: "MEMORY", right: true}, {title: "ACTIVITY", right: true}, {title: "SINCE"}, {title: "IDLE", right: true}, {title: "NOTE"},
-	})
+	holders := newLayout(5, holderColumns())
 	var lines []line
 	add := func(l *layout, cells []cell) {
 		l.fit(cells)
 		lines = append(lines, line{layout: l, cells: cells})
+	}
+	addCard := func(cells []cell, used, total *uint64) {
+		full := cell{}
+		if o.Bars {
+			full = fullness(used, total)
+		}
+		add(cards, slices.Insert(cells, 5, full))
 	}
 	note := func(text string, s style) {
 		lines = append(lines, line{text: cell{strings.Repeat(" ", holders.indent) + text, s}})
 	}
 	anyHolder := false
 	for _, c := range a.Cards {
-		add(cards, cardLine(c))
+		if c.MIG {
+			addCard(cardLine(c), nil, nil)
+		} else {
+			addCard(cardLine(c), c.MemoryUsedBytes, c.MemoryTotalBytes)
+		}
 		if o.Verbose {
 			note(strings.TrimSpace(clean(c.UUID)+"  "+clean(c.PCIBusID)), faint)
 		}
@@ -68,7 +126,7 @@ func table(a who.Answer, o tableOptions) string {
 		}
 		for _, d := range c.Devices {
 			if d.UUID != c.UUID {
-				add(cards, instanceLine(d))
+				addCard(instanceLine(d), d.MemoryUsedBytes, d.MemoryTotalBytes)
 				if o.Verbose {
 					note(clean(d.UUID), faint)
 				}
@@ -88,44 +146,45 @@ func table(a who.Answer, o tableOptions) string {
 			lines[len(lines)-1].uncut = true
 		}
 	}
+	p := page{heading: bounded(heading(a, o), faint, o), missing: missing(a, o)}
 	if o.Width > 0 {
 		cards.shrink(o.Width)
 		holders.shrink(o.Width)
 	}
-
-	var b strings.Builder
-	write := func(text string) { b.WriteString(text + "\n") }
-	write(bounded(heading(a, o.Zone), faint, o))
 	if len(a.Cards) > 0 {
-		write("")
-		write(cards.render(cards.title(), o.Width, o.Colour))
+		p.titles = append(p.titles, cards.render(cards.title(), o.Width, o.Colour))
 		if anyHolder {
-			write(holders.render(holders.title(), o.Width, o.Colour))
+			p.titles = append(p.titles, holders.render(holders.title(), o.Width, o.Colour))
 		}
 	}
 	for _, l := range lines {
-		if l.uncut {
-			write(paint(l.text.text, l.text.style, o.Colour))
-			continue
-		}
-		if l.layout == nil {
-			write(bounded(l.text.text, l.text.style, o))
-			continue
-		}
-		write(l.layout.render(l.cells, o.Width, o.Colour))
+		p.body = append(p.body, l.render(o)...)
 	}
-	if len(a.Missing) > 0 {
-		write("")
+	return p
+}
+
+func (l line) render(o tableOptions) []string {
+	switch {
+	case l.uncut:
+		return whole(l.text.text, l.text.style, o)
+	case l.layout == nil:
+		return []string{bounded(l.text.text, l.text.style, o)}
 	}
+	return []string{l.layout.render(l.cells, o.Width, o.Colour)}
+}
+
+// missing are the lines about what the answer lacks. What is wrong is worth
+// more lines than one: never cut.
+func missing(a who.Answer, o tableOptions) []string {
+	var out []string
 	for _, m := range a.Missing {
 		text := "! "
 		if m.Card != nil && *m.Card >= 0 {
 			text += "GPU " + strconv.Itoa(*m.Card) + ": "
 		}
-		// What is wrong is worth more lines than one: never cut.
-		write(paint(text+clean(m.Message), red, o.Colour))
+		out = append(out, whole(text+clean(m.Message), red, o)...)
 	}
-	return b.String()
+	return out
 }
 
 func bounded(text string, s style, o tableOptions) string {
@@ -135,8 +194,23 @@ func bounded(text string, s style, o tableOptions) string {
 	return paint(text, s, o.Colour)
 }
 
-func heading(a who.Answer, zone *time.Location) string {
-	parts := []string{cmp.Or(clean(a.Node), unknown), a.At.In(zone).Format("2006-01-02 15:04:05 MST")}
+// whole is a text that is never cut.
+func whole(text string, s style, o tableOptions) []string {
+	lines := []string{text}
+	if o.Wrap && o.Width > 0 {
+		lines = wrap(text, o.Width)
+	}
+	for i := range lines {
+		lines[i] = paint(lines[i], s, o.Colour)
+	}
+	return lines
+}
+
+func heading(a who.Answer, o tableOptions) string {
+	parts := []string{cmp.Or(clean(a.Node), unknown), a.At.In(o.Zone).Format("2006-01-02 15:04:05 MST")}
+	if o.Free != "" {
+		parts = append(parts, o.Free)
+	}
 	if a.Driver.DriverVersion != "" {
 		parts = append(parts, "driver "+clean(a.Driver.DriverVersion))
 	}
@@ -147,6 +221,45 @@ func heading(a who.Answer, zone *time.Location) string {
 		parts = append(parts, "read without gpu-exporter")
 	}
 	return strings.Join(parts, "  ")
+}
+
+// freeCount says how many devices are free.
+func freeCount(a who.Answer) string {
+	free, all := 0, 0
+	for _, c := range a.Cards {
+		for _, d := range c.Devices {
+			all++
+			if d.Free {
+				free++
+			}
+		}
+	}
+	if all == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d free", free, all)
+}
+
+// fullness is how full a memory is, as a bar and in percent.
+func fullness(used, total *uint64) cell {
+	if used == nil || total == nil || *total == 0 {
+		return cell{}
+	}
+	const wide = 10
+	ratio := min(1, float64(*used)/float64(*total))
+	// Something is never shown as nothing, and not full never as full.
+	bars := int(math.Ceil(ratio * wide))
+	if ratio < 1 {
+		bars = min(bars, wide-1)
+	}
+	if ratio < 0.005 {
+		bars = 0
+	}
+	style := cyan
+	if ratio >= 0.9 {
+		style = yellow
+	}
+	return cell{fmt.Sprintf("[%s%s] %3.0f %%", strings.Repeat("|", bars), strings.Repeat(" ", wide-bars), ratio*100), style}
 }
 
 func cardLine(c who.Card) []cell {
@@ -342,10 +455,7 @@ func rate(bytesPerSecond int64) string {
 // since is when the process can have begun to hold the device: not before
 // itself, and not before its workload did.
 func since(h who.Holder, at time.Time, zone *time.Location) string {
-	from := h.HeldSince
-	if from == nil || h.StartedAt != nil && h.StartedAt.After(*from) {
-		from = h.StartedAt
-	}
+	from := holdingSince(h)
 	if from == nil {
 		return unknown
 	}
@@ -357,6 +467,13 @@ func since(h who.Holder, at time.Time, zone *time.Location) string {
 		return then.Format("Mon 15:04")
 	}
 	return then.Format(time.DateOnly)
+}
+
+func holdingSince(h who.Holder) *time.Time {
+	if h.HeldSince == nil || h.StartedAt != nil && h.StartedAt.After(*h.HeldSince) {
+		return h.StartedAt
+	}
+	return h.HeldSince
 }
 
 func percent(p *int64) string { return unit(p, " %") }

@@ -86,6 +86,43 @@ func cut(s string, n int) string {
 	return s
 }
 
+// wrap breaks s into lines of at most n columns, between words where it can.
+// The further lines are indented like the first, and two more.
+func wrap(s string, n int) []string {
+	indent := len(s) - len(strings.TrimLeft(s, " ")) + 2
+	if indent >= n/2 {
+		indent = 0
+	}
+	var lines []string
+	for {
+		used, end, space := 0, len(s), -1
+		for i, r := range s {
+			if used += runeColumns(r); used > n {
+				end = i
+				break
+			}
+			if r == ' ' && strings.TrimLeft(s[:i], " ") != "" {
+				space = i
+			}
+		}
+		if end == len(s) || end == 0 {
+			return append(lines, s)
+		}
+		if s[end] == ' ' {
+			space = end
+		}
+		if space > 0 {
+			end = space
+		}
+		lines = append(lines, strings.TrimRight(s[:end], " "))
+		rest := strings.TrimLeft(s[end:], " ")
+		if rest == "" {
+			return lines
+		}
+		s = strings.Repeat(" ", indent) + rest
+	}
+}
+
 // leftToRight is a mark of no width: after a name that runs from right to left
 // it keeps a terminal from turning the columns behind it around.
 const leftToRight = "\u200e"

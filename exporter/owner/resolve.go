@@ -12,23 +12,15 @@ import (
 // Resolve names the user. The first step that can, does; whatever is found,
 // root is never the answer only because a process happens to run as root.
 func Resolve(e Evidence, c Config) Answer {
-	return c.judge(e, func(Verdict) {})
+	answer, _ := c.judge(e)
+	return answer
 }
 
 // Explain is what each step says: those in use in their order, then those that
 // are switched off. The verdict that decides is Resolve's answer; where the
 // system's own processes are concerned there is that verdict alone.
 func Explain(e Evidence, c Config) []Verdict {
-	var verdicts []Verdict
-	answer := c.judge(e, func(v Verdict) { verdicts = append(verdicts, v) })
-	for i := range verdicts {
-		if verdicts[i].Decides {
-			verdicts[i].Answer = answer // with what the later steps say of it
-		}
-	}
-	if answer.System {
-		return verdicts
-	}
+	_, verdicts := c.judge(e)
 	for _, step := range DefaultSteps {
 		if !c.Uses(step) {
 			one := c.try(step, e)
@@ -50,35 +42,42 @@ func pass(why string) judgement    { return judgement{why: why} }
 func waitFor(why string) judgement { return judgement{waiting: true, why: why} }
 
 // judge asks every step, so that those after the first that names somebody can
-// disagree, and tells each one's verdict.
-func (c Config) judge(e Evidence, tell func(Verdict)) Answer {
+// disagree.
+func (c Config) judge(e Evidence) (Answer, []Verdict) {
 	if c.system(e) {
 		answer := c.byUID(e.ProcessUID, StepSystem, ConfidenceHigh)
 		answer.System = true
-		tell(Verdict{Step: StepSystem, Named: true, Decides: true, Answer: answer,
-			Why: path.Base(e.Executable) + " is a program of the system, root's, and runs for the system"})
-		return answer
+		return answer, []Verdict{{Step: StepSystem, Named: true, Decides: true, Answer: answer,
+			Why: path.Base(e.Executable) + " is a program of the system, root's, and runs for the system"}}
 	}
 	answer := Answer{User: meter.UserUnattributed, UID: -1, AttributedBy: StepNone}
-	found := false
-	for _, step := range c.steps() {
+	decides := -1
+	steps := c.steps()
+	verdicts := make([]Verdict, 0, len(DefaultSteps))
+	waiting := false
+	for i, step := range steps {
 		one := c.try(step, e)
-		tell(Verdict{Step: step, Named: one.named, Decides: one.named && !found, Answer: one.answer, Waiting: one.waiting, Why: one.why})
+		verdicts = append(verdicts, Verdict{Step: step, Named: one.named, Answer: one.answer, Waiting: one.waiting, Why: one.why})
 		switch {
-		case !found && one.named:
-			found = true
+		case decides < 0 && one.named:
+			decides, answer = i, one.answer
 			// What could not be judged yet may not be passed over for good.
-			one.answer.Waiting = one.answer.Waiting || answer.Waiting
-			answer = one.answer
+			answer.Waiting = answer.Waiting || waiting
 			answer.Review = !c.trusts(step)
-		case !found:
-			answer.Waiting = answer.Waiting || one.waiting
+		case decides < 0:
+			waiting = waiting || one.waiting
 		case one.named && one.answer.Confidence == ConfidenceHigh && !samePerson(one.answer, answer):
 			answer.Disagrees = true
 		}
 	}
+	if decides < 0 {
+		answer.Waiting = waiting
+	}
 	c.projectAndClass(e, &answer)
-	return answer
+	if decides >= 0 {
+		verdicts[decides].Decides, verdicts[decides].Answer = true, answer
+	}
+	return answer, verdicts
 }
 
 // try asks one step.

@@ -8,8 +8,8 @@ import (
 
 // Filter narrows an answer. The zero value keeps everything.
 type Filter struct {
-	// Cards are indexes, or UUIDs of cards or MIG instances, or beginnings of
-	// UUIDs of at least 8 characters.
+	// Cards are indexes, PCI bus ids, UUIDs of cards or MIG instances, or
+	// beginnings of UUIDs of at least 8 characters.
 	Cards []string
 	// Users are user names, or uids.
 	Users []string
@@ -28,7 +28,7 @@ func (f Filter) Apply(a Answer) (Answer, []string) {
 			var whole bool
 			wanted := map[string]bool{}
 			for i, want := range f.Cards {
-				if want == strconv.Itoa(c.Index) || matchesUUID(c.UUID, want) {
+				if want == strconv.Itoa(c.Index) || matchesUUID(c.UUID, want) || c.PCIBusID != "" && strings.EqualFold(c.PCIBusID, want) {
 					matched[i], whole = true, true
 				}
 				for _, d := range c.Devices {
@@ -81,5 +81,5 @@ func (f Filter) wants(user string, uid *int64) bool {
 
 // matchesUUID takes a whole UUID or a beginning long enough not to be a slip.
 func matchesUUID(uuid, want string) bool {
-	return uuid == want || len(want) >= 8 && strings.HasPrefix(strings.ToLower(uuid), strings.ToLower(want))
+	return uuid == want || len(want) >= minPrefix && strings.HasPrefix(strings.ToLower(uuid), strings.ToLower(want))
 }

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gpuledger/exporter/who"
+)
+
+// view is which part of an answer is shown, and how.
+type view struct {
+	selectors []string
+	free      bool
+	idle      time.Duration // 0 for everybody
+	sortKey   string
+	reverse   bool
+	text      string // what has to stand in a line
+}
+
+// selection is the part of an answer that is shown.
+type selection struct {
+	who.Answer
+	offer   *offer   // of what is free, where that was asked for
+	nothing []string // selectors that name nothing
+	code    int
+}
+
+// choose takes the part of an answer that was asked for.
+func choose(a who.Answer, o options, v view) (selection, error) {
+	filtered, unknown := who.Filter{Cards: o.cards}.Apply(a)
+	if len(unknown) > 0 && a.Error == "" {
+		return selection{}, exit{exitUsage, fmt.Errorf("--gpu %s: no such card here; there is %s", strings.Join(unknown, ","), cardList(a))}
+	}
+	filtered, nothing := who.Select(filtered, v.selectors)
+	for _, name := range nothing {
+		if strings.HasPrefix(name, "gpu:") && a.Error == "" {
+			return selection{}, exit{exitUsage, fmt.Errorf("%s: no such card here; there is %s", name, cardList(a))}
+		}
+	}
+	s := selection{Answer: filtered, nothing: nothing, code: judge(a, filtered)}
+	if v.idle > 0 {
+		s.Answer = keepIdle(s.Answer, v.idle)
+	}
+	if v.text != "" {
+		s.Answer = containing(s.Answer, v.text)
+	}
+	if v.free {
+		offered := offerOf(s.Answer, o.count)
+		s.offer, s.Answer = &offered, offered.Answer
+		if s.code == exitOK && !offered.enough() {
+			s.code = exitNotFree
+		}
+	}
+	return s, nil
+}
+
+// page lays out what was chosen.
+func (s selection) page(whole who.Answer, v view, o tableOptions) page {
+	o.Free = freeCount(whole)
+	switch {
+	case s.offer != nil:
+		return freePage(*s.offer, o)
+	case v.idle > 0:
+		return idlePage(s.Answer, v.idle, o)
+	case v.sortKey != "" && v.sortKey != byCard:
+		return sortedPage(s.Answer, v.sortKey, v.reverse, o)
+	}
+	return cardsPage(s.Answer, o)
+}
+
+func (o options) view(selectors []string) view {
+	return view{selectors: selectors, free: o.free, idle: time.Duration(o.idle), sortKey: o.sort}
+}
+
+// show answers once, or again and again until ctx ends.
+func show(ctx context.Context, o options, selectors []string, stdout, stderr io.Writer) (int, error) {
+	v := o.view(selectors)
+	_, terminal := terminalWidth(stdout)
+	if o.watch > 0 && terminal && !o.json {
+		return watch(ctx, o, v, stdout)
+	}
+	for {
+		a, err := ask(ctx, o)
+		if err != nil {
+			return exitOK, err
+		}
+		s, err := choose(a, o, v)
+		if err != nil {
+			return exitOK, err
+		}
+		if s.code == exitNoGPU && len(a.Cards) == 0 && !o.json {
+			fmt.Fprintln(stderr, "gwho: "+clean(noGPU(a)))
+		} else if err := print(o, v, a, s, stdout); err != nil {
+			return exitOK, exit{exitMissing, fmt.Errorf("print the answer: %w", err)}
+		}
+		if s.offer != nil && s.code == exitNotFree && !o.json {
+			fmt.Fprintln(stderr, "gwho: "+s.offer.shortage())
+		}
+		if o.watch == 0 {
+			return s.code, nil
+		}
+		select {
+		case <-ctx.Done():
+			return s.code, nil
+		case <-time.After(time.Duration(o.watch)):
+		}
+	}
+}
+
+func print(o options, v view, whole who.Answer, s selection, stdout io.Writer) error {
+	if o.json {
+		encoder := json.NewEncoder(stdout)
+		if o.watch == 0 { // with --watch, an answer is a line
+			encoder.SetIndent("", "  ")
+		}
+		if s.offer != nil {
+			return encoder.Encode(s.offer)
+		}
+		return encoder.Encode(s.Answer)
+	}
+	width, terminal := terminalWidth(stdout)
+	text := s.page(whole, v, o.table(width, terminal)).String()
+	if len(whole.Cards) > 0 {
+		for _, name := range s.nothing {
+			text += clean(name) + ": on no GPU here\n"
+		}
+	}
+	if o.watch > 0 {
+		text += "\n" // between two answers
+	}
+	_, err := io.WriteString(stdout, text)
+	return err
+}
+
+func (o options) table(width int, terminal bool) tableOptions {
+	return tableOptions{
+		Width: width, Colour: terminal && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb",
+		Bars: terminal, Verbose: o.verbose, Zone: time.Local,
+	}
+}
+
+// judge is the exit code for an answer.
+func judge(whole, filtered who.Answer) int {
+	switch {
+	case whole.Error != "", whole.Expected == 0 && len(whole.Cards) == 0:
+		return exitNoGPU
+	case !filtered.Complete():
+		return exitMissing
+	}
+	return exitOK
+}
+
+func noGPU(a who.Answer) string {
+	if a.Error != "" {
+		return a.Error
+	}
+	return "the driver is loaded, but NVML counts no GPU; see lspci and dmesg"
+}
+
+func cardList(a who.Answer) string {
+	if len(a.Cards) == 0 {
+		return "none"
+	}
+	names := make([]string, len(a.Cards))
+	for i, c := range a.Cards {
+		names[i] = fmt.Sprint(c.Index)
+	}
+	return strings.Join(names, ", ")
+}
+
+func cleanAll(names []string) []string {
+	out := make([]string, len(names))
+	for i, name := range names {
+		out[i] = clean(name)
+	}
+	return out
+}
+
+// terminalWidth is how wide the terminal behind w is; false if there is none.
+func terminalWidth(w io.Writer) (int, bool) {
+	file, ok := w.(*os.File)
+	if !ok {
+		return 0, false
+	}
+	if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
+		return 0, false
+	}
+	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0, true // a terminal that does not say: nothing is cut
+	}
+	return int(size.Col), true
+}
