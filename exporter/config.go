@@ -11,6 +11,8 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"gpuledger/exporter/owner"
+	"gpuledger/exporter/runtimes/cri"
+	"gpuledger/exporter/runtimes/kubelet"
 	"gpuledger/exporter/strictyaml"
 	"gpuledger/exporter/suspects"
 	"gpuledger/exporter/web"
@@ -41,12 +43,21 @@ func (c SuspectsConfig) thresholdBytes() uint64 { return min(c.UnexplainedMemory
 type RuntimesConfig struct {
 	// Docker are the paths of Docker's sockets; none switches it off.
 	Docker []string `yaml:"docker"`
+	// CRI are the paths of the sockets of Kubernetes' engines, containerd's and
+	// CRI-O's; none switches it off.
+	CRI []string `yaml:"cri"`
+	// Kubelet are the paths of pod-resources sockets; none switches it off, and
+	// pods hold no GPU without a process.
+	Kubelet []string `yaml:"kubelet"`
 }
 
 // DefaultConfig is the configuration without a file.
 func DefaultConfig() Config {
 	return Config{
-		Owner: owner.DefaultConfig(), Runtimes: RuntimesConfig{Docker: []string{DefaultDockerSocket}},
+		Owner: owner.DefaultConfig(),
+		Runtimes: RuntimesConfig{
+			Docker: []string{DefaultDockerSocket}, CRI: cri.DefaultSockets(), Kubelet: []string{kubelet.DefaultSocket},
+		},
 		Suspects: SuspectsConfig{UnexplainedMemoryMiB: suspects.DefaultThreshold >> 20},
 	}
 }

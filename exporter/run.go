@@ -98,8 +98,10 @@ func (o Options) holders(proc *procfs.FS) holders.Options {
 	for i, socket := range o.Config.Runtimes.Docker {
 		engines[i] = runtimes.NewDirectory(runtimes.NewDockerClient(socket), o.Logger)
 	}
+	pods, granters := o.kubernetes()
 	return holders.Options{
-		FS: proc, Owner: o.Config.Owner, Accounts: owner.NewHostAccounts(o.Logger), Engines: engines, Logger: o.Logger,
+		FS: proc, Owner: o.Config.Owner, Accounts: owner.NewHostAccounts(o.Logger),
+		Engines: append(engines, pods...), Granters: granters, Logger: o.Logger,
 	}
 }
 

@@ -126,6 +126,8 @@ func TestDocumentedConfigurationIsOne(t *testing.T) {
 		"minimum_human_uid": {config.Owner.MinimumHumanUID, defaults.Owner.MinimumHumanUID},
 		"nobody_uids":       {config.Owner.NobodyUIDs, defaults.Owner.NobodyUIDs},
 		"docker":            {config.Runtimes.Docker, defaults.Runtimes.Docker},
+		"cri":               {config.Runtimes.CRI, defaults.Runtimes.CRI},
+		"kubelet":           {config.Runtimes.Kubelet, defaults.Runtimes.Kubelet},
 	} {
 		if !reflect.DeepEqual(pair[0], pair[1]) {
 			t.Errorf("%s: the document has %v, the default is %v", name, pair[0], pair[1])

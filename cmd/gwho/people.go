@@ -14,6 +14,9 @@ import (
 // dockerSocket is where a Docker engine listens unless told otherwise.
 const dockerSocket = "/var/run/docker.sock"
 
+// containerdSockets are where containerd's are, whose state is beside them.
+var containerdSockets = []string{"/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock"}
+
 // people is the table of who is behind the PIDs, with what looks names up
 // running beside it.
 type people struct {
@@ -33,7 +36,12 @@ func newPeople(ctx context.Context, root string) (*people, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	p := &people{proc: proc, Table: holders.New(holders.Options{
 		FS: proc, Owner: owner.DefaultConfig(), Accounts: owner.NewHostAccounts(quiet),
-		Engines: []*runtimes.Directory{runtimes.NewDirectory(runtimes.NewDockerClient(dockerSocket), quiet)}, Logger: quiet,
+		Engines: []*runtimes.Directory{
+			runtimes.NewDirectory(runtimes.NewDockerClient(dockerSocket), quiet),
+			// Pods by what is on disk: asking would take gRPC, which takes longer
+			// to start than all the rest.
+			runtimes.NewDirectory(runtimes.NewBundles(containerdSockets), quiet),
+		}, Logger: quiet,
 	})}
 	ctx, p.stop = context.WithCancel(ctx)
 	p.done.Go(func() { p.Table.Run(ctx) })

@@ -40,8 +40,8 @@ type engine struct {
 var engines = []engine{
 	{kind: "docker", programs: []string{"dockerd"}, unit: "docker", personal: []string{"/run/user/*/docker.sock"}, http: true},
 	{kind: "podman", programs: []string{"podman"}, unit: "podman.socket", personal: []string{"/run/user/*/podman/podman.sock"}, http: true},
-	{kind: "containerd", programs: []string{"containerd"}, unit: "containerd"},
-	{kind: "crio", programs: []string{"crio"}, unit: "crio"},
+	// Docker brings containerd along: that it is installed says nothing.
+	{kind: "cri", unit: "containerd (or crio, k3s)"},
 	{kind: "kubelet", programs: []string{"kubelet"}, unit: "kubelet"},
 }
 

@@ -117,7 +117,16 @@ func sessionUnit(unit string) bool {
 		(strings.HasPrefix(unit, "ssh@") || strings.HasPrefix(unit, "sshd@") || strings.HasPrefix(unit, "dropbear@"))
 }
 
+// place says where a process runs, and what is known of that.
 func (t *Table) place(p *process) placement {
+	place := t.placeByCgroup(p)
+	if p.pod != nil && place.evidence.Pod == nil {
+		placeInPod(&place, runtimes.Container{Name: p.podContainer, Pod: p.pod})
+	}
+	return place
+}
+
+func (t *Table) placeByCgroup(p *process) placement {
 	chain := p.chain
 	_, inContainer := chain.Container()
 	// "/" on every line is no place: on cgroup v1 it is also where a process

@@ -89,6 +89,7 @@ func (t *Table) readGrants(now time.Time) {
 				t.processes[g.process.key] = g.process
 			}
 			g.grant, g.live = grant, true
+			g.process.pod, g.process.podContainer = grant.Pod, grant.Container
 			g.process.granted, g.process.known, g.process.resolved = true, false, false
 			g.process.chain = cgroup.Chain{Levels: grant.Levels, SystemSlice: grant.UID < 0}
 			if grant.UID >= 0 {
@@ -101,10 +102,15 @@ func (t *Table) readGrants(now time.Time) {
 // readFirst takes the facts of a process of the workload: its uid and cgroup
 // are what those of any other would be.
 func (t *Table) readFirst(g *granted) {
-	if g.grant.PID == 0 {
+	pid := g.grant.PID
+	if level, ok := g.process.chain.Container(); ok && pid == 0 {
+		container, _ := t.lookup(g.process.chain, level.ID)
+		pid = container.PID
+	}
+	if pid == 0 {
 		return
 	}
-	handle, err := t.options.FS.Process(g.grant.PID)
+	handle, err := t.options.FS.Process(pid)
 	if err != nil {
 		return // gone or hidden: what the grant says has to do
 	}
@@ -132,6 +138,9 @@ func grantID(grant runtimes.Grant) string {
 	var b strings.Builder
 	for _, level := range grant.Levels {
 		fmt.Fprintf(&b, "%s %s %q/", level.Kind, level.System, level.ID)
+	}
+	if grant.Pod != nil {
+		fmt.Fprintf(&b, "%q/%q/%q ", grant.Pod.Namespace, grant.Pod.Name, grant.Container)
 	}
 	fmt.Fprintf(&b, "%d %t %v", grant.UID, grant.Exclusive, grant.Devices)
 	return b.String()

@@ -166,3 +166,39 @@ func TestGrantsAreBounded(t *testing.T) {
 		t.Errorf("%d grants are kept", len(r.grants.known))
 	}
 }
+
+// TestGrantToPod has a pod that was given a card: it goes by the names of
+// whoever gave it, before and after it has a container.
+func TestGrantToPod(t *testing.T) {
+	r := newRig(t)
+	s := &scheduler{}
+	r.options.Granters = []runtimes.Granter{s}
+	const uid = "2fa1f2a5-4d4e-4a3f-8f1c-3d1b2c3d4e5f"
+	grant := runtimes.Grant{
+		Devices: []runtimes.Device{runtimes.ByUUID("GPU-1")}, Exclusive: true, UID: -1,
+		Levels: []cgroup.Level{{Kind: cgroup.LevelPod, System: cgroup.RuntimeKubernetes, ID: uid}},
+		Pod:    &runtimes.Pod{Namespace: "vision", Name: "train-0", UID: uid}, Container: "main",
+	}
+	want := meter.Workload{User: "unattributed", UID: -1, Kind: "kubernetes", Name: "vision/train-0/main", Project: "vision", AttributedBy: "none"}
+	now := reading()
+	check := func(what string) {
+		t.Helper()
+		s.say(grant)
+		r.pass()
+		given := r.Given(&now)
+		if len(given) != 1 {
+			t.Fatalf("%s: given %+v", what, given)
+		}
+		if got := r.Attribute(given[0].Key); got.Workload != want || got.Pending {
+			t.Errorf("%s: %+v", what, got)
+		}
+		if detail := r.Info(given[0].Key).Detail; detail.PodNamespace != "vision" || detail.PodName != "train-0" {
+			t.Errorf("%s: detail %+v", what, detail)
+		}
+	}
+	check("without a container")
+	grant.Levels = append(grant.Levels, cgroup.Level{Kind: cgroup.LevelContainer, System: cgroup.RuntimeKubernetes, ID: someID})
+	check("in a container that no engine knows")
+	grant.Levels = []cgroup.Level{{Kind: cgroup.LevelPod, System: cgroup.RuntimeKubernetes}}
+	check("without anything but names")
+}

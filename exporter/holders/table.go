@@ -64,6 +64,7 @@ type Table struct {
 	owner   owner.Config
 	logger  *slog.Logger
 	now     func() time.Time
+	runners []runtimes.Runner // of the granters
 
 	processes              map[meter.ProcessKey]*process
 	current                map[uint32]*process // newest process of each PID
@@ -104,6 +105,9 @@ type process struct {
 	// granted says that it stands for a grant, and known that a real process of
 	// the workload was read for it.
 	granted, known bool
+	// pod and podContainer are the names that a grant came with.
+	pod          *runtimes.Pod
+	podContainer string
 
 	resolved   bool
 	generation uint64
@@ -127,6 +131,11 @@ func New(options Options) *Table {
 	if t.now == nil {
 		t.now = time.Now
 	}
+	for _, granter := range options.Granters {
+		if runner, ok := granter.(runtimes.Runner); ok {
+			t.runners = append(t.runners, runner)
+		}
+	}
 	if options.Accounts != nil {
 		t.owner.Accounts = options.Accounts.Accounts()
 	}
@@ -144,6 +153,9 @@ func (t *Table) Run(ctx context.Context) {
 	}
 	for _, engine := range t.options.Engines {
 		group.Go(func() { _ = engine.Run(ctx) })
+	}
+	for _, granter := range t.runners {
+		group.Go(func() { _ = granter.Run(ctx) })
 	}
 	group.Wait()
 }
@@ -425,7 +437,16 @@ func (t *Table) Collectors() map[string]snapshot.CollectorState {
 		failure := t.options.Accounts.Failure()
 		states["accounts"] = snapshot.CollectorState{Up: failure == "", Error: failure}
 	}
+	reporters := make([]runtimes.Reporter, 0, len(t.options.Engines)+len(t.options.Granters))
 	for _, engine := range t.options.Engines {
+		reporters = append(reporters, engine)
+	}
+	for _, granter := range t.options.Granters {
+		if reporter, ok := granter.(runtimes.Reporter); ok {
+			reporters = append(reporters, reporter)
+		}
+	}
+	for _, engine := range reporters {
 		state, asked := engine.State()
 		if before, ok := states[engine.Engine()]; !asked || ok && !before.Up {
 			continue

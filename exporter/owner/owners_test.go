@@ -19,7 +19,7 @@ var townspeople = []struct {
 	{"first", 1000, "/home/first"}, {"alice", 1001, "/home/alice"}, {"bob", 1002, "/data/users/bob"},
 	{`DOM\carol`, 1003, "/home/DOM/carol"}, {"bob@EXAMPLE.COM", 1004, "/home/EXAMPLE.COM/bob"}, {"Dave Smith", 1005, "/home/Dave Smith"},
 	{"josé", 1006, "/home/josé"}, {"svc$", 1007, "/home/svc$"}, {"pytorch", 1008, "/home/pytorch"}, {"alice-lab", 1009, "/home/alice-lab"},
-	{"containers", 1500, "/nonexistent"}, {"lxd", 1501, "/var/lib/lxd"}, {"nobody", 65534, "/nonexistent"},
+	{"dora", 170000, "/home/dora"}, {"containers", 1500, "/nonexistent"}, {"lxd", 1501, "/var/lib/lxd"}, {"nobody", 65534, "/nonexistent"},
 }
 
 const townSubUIDs = `root:1000000:1000000000
@@ -224,6 +224,7 @@ func ownerCases() []ownerCase {
 		{"end of a range", trapSubUID, container(231071, inNamespace(231071), dockerd), nil, "alice", StepUIDMap, false},
 		{"range of an account that is gone", trapSubUID, container(300000, inNamespace(300000), dockerd), nil, none, StepNone, false},
 		{"range of two people", trapSubUID, container(400000, inNamespace(400000), dockerd), nil, none, StepNone, false},
+		{"account whose uid is lent to another", trapSubUID, container(170000, inNamespace(170000), dockerd), nil, none, StepNone, false},
 		{"range of nobody", trapSubUID, container(600000, inNamespace(600000), dockerd), nil, none, StepNone, false},
 		{"userns-remap", trapGeneric, container(101000, inNamespace(100000), dockerd), nil, none, StepNone, false},
 		{"LXD", trapGeneric, process(1001000, kind(meter.KindLXC, "web"), inNamespace(1000000), dockerd), nil, none, StepNone, false},
@@ -244,8 +245,13 @@ func ownerCases() []ownerCase {
 		{"given somebody's files", "", container(0, bound(1002, "/srv/models"), bound(0, "/etc/localtime", "/run/docker.sock")), nil, "bob", StepHomePath, false},
 		{"given files in a home that are another's", "", container(0, bound(1002, "/home/alice/shared")), nil, "alice", StepHomePath, false},
 		{"files of the uid that the image runs as", trapChowned, container(1000, startedAs("1000", "1000"), bound(1000, "/srv/jovyan")), nil, none, StepNone, false},
+		{"files of the real uid", trapChowned, container(1000, func(e *Evidence) { e.EffectiveUID = 0 }, bound(1000, "/srv/jovyan")), nil, none, StepNone, false},
 		{"files of the effective uid", trapChowned, container(0, func(e *Evidence) { e.EffectiveUID = 1000 }, bound(1000, "/srv/jovyan")), nil, none, StepNone, false},
 		{"files of an account that is gone", "", container(0, bound(4711, "/srv/old")), nil, none, StepNone, false},
+		{"home of an account that the site calls generic", trapGeneric, container(0, bound(0, "/home/alice/x")), func(c *Config) { c.GenericOwners = []string{"alice"} }, none, StepNone, false},
+		{"files of an account that the site calls generic", trapGeneric, container(0, bound(1001, "/srv/x")), func(c *Config) { c.GenericOwners = []string{"alice"} }, none, StepNone, false},
+		{"pod that was given a home", trapPodUID, container(0, bound(0, "/home/alice/x"), kind(meter.KindKubernetes, "n/p/c")), nil, none, StepNone, false},
+		{"pod whose container is called after a person", trapPodUID, container(0, called("alice-x"), kind(meter.KindKubernetes, "n/p/c")), nil, none, StepNone, false},
 		{"two homes", trapHomes, container(0, bound(1001, "/home/alice/code"), bound(1002, "/data/users/bob/data")), nil, none, StepNone, false},
 		{"home and another's files", trapHomes, container(0, label(composeDirectory, "/home/alice/x"), bound(1002, "/srv/bob")), nil, none, StepNone, false},
 		{"one home twice", trapHomes, container(0, label(composeDirectory, "/home/alice/x"), bound(1001, "/home/alice/x", "/srv/alices")), nil, "alice", StepHomePath, false},
@@ -341,6 +347,9 @@ func holdVerdicts(t interface {
 	}
 	if decides != want {
 		t.Errorf("%d verdicts decide, want %d", decides, want)
+	}
+	if answer.System && len(verdicts) != 1 {
+		t.Errorf("%d verdicts on the system's own", len(verdicts))
 	}
 	if !answer.System && len(verdicts) != len(DefaultSteps) {
 		t.Errorf("%d verdicts, want one for each of %d steps", len(verdicts), len(DefaultSteps))

@@ -12,15 +12,23 @@ import (
 // Resolve names the user. The first step that can, does; whatever is found,
 // root is never the answer only because a process happens to run as root.
 func Resolve(e Evidence, c Config) Answer {
-	answer, _ := c.judge(e)
-	return answer
+	return c.judge(e, func(Verdict) {})
 }
 
 // Explain is what each step says: those in use in their order, then those that
 // are switched off. The verdict that decides is Resolve's answer; where the
 // system's own processes are concerned there is that verdict alone.
 func Explain(e Evidence, c Config) []Verdict {
-	_, verdicts := c.judge(e)
+	var verdicts []Verdict
+	answer := c.judge(e, func(v Verdict) { verdicts = append(verdicts, v) })
+	for i := range verdicts {
+		if verdicts[i].Decides {
+			verdicts[i].Answer = answer // with what the later steps say of it
+		}
+	}
+	if answer.System {
+		return verdicts
+	}
 	for _, step := range DefaultSteps {
 		if !c.Uses(step) {
 			one := c.try(step, e)
@@ -42,42 +50,35 @@ func pass(why string) judgement    { return judgement{why: why} }
 func waitFor(why string) judgement { return judgement{waiting: true, why: why} }
 
 // judge asks every step, so that those after the first that names somebody can
-// disagree.
-func (c Config) judge(e Evidence) (Answer, []Verdict) {
+// disagree, and tells each one's verdict.
+func (c Config) judge(e Evidence, tell func(Verdict)) Answer {
 	if c.system(e) {
 		answer := c.byUID(e.ProcessUID, StepSystem, ConfidenceHigh)
 		answer.System = true
-		return answer, []Verdict{{Step: StepSystem, Named: true, Decides: true, Answer: answer,
-			Why: path.Base(e.Executable) + " is a program of the system, root's, and runs for the system"}}
+		tell(Verdict{Step: StepSystem, Named: true, Decides: true, Answer: answer,
+			Why: path.Base(e.Executable) + " is a program of the system, root's, and runs for the system"})
+		return answer
 	}
 	answer := Answer{User: meter.UserUnattributed, UID: -1, AttributedBy: StepNone}
-	decides := -1
-	steps := c.steps()
-	verdicts := make([]Verdict, 0, len(DefaultSteps))
-	waiting := false
-	for i, step := range steps {
+	found := false
+	for _, step := range c.steps() {
 		one := c.try(step, e)
-		verdicts = append(verdicts, Verdict{Step: step, Named: one.named, Answer: one.answer, Waiting: one.waiting, Why: one.why})
+		tell(Verdict{Step: step, Named: one.named, Decides: one.named && !found, Answer: one.answer, Waiting: one.waiting, Why: one.why})
 		switch {
-		case decides < 0 && one.named:
-			decides, answer = i, one.answer
+		case !found && one.named:
+			found = true
 			// What could not be judged yet may not be passed over for good.
-			answer.Waiting = answer.Waiting || waiting
+			one.answer.Waiting = one.answer.Waiting || answer.Waiting
+			answer = one.answer
 			answer.Review = !c.trusts(step)
-		case decides < 0:
-			waiting = waiting || one.waiting
+		case !found:
+			answer.Waiting = answer.Waiting || one.waiting
 		case one.named && one.answer.Confidence == ConfidenceHigh && !samePerson(one.answer, answer):
 			answer.Disagrees = true
 		}
 	}
-	if decides < 0 {
-		answer.Waiting = waiting
-	}
 	c.projectAndClass(e, &answer)
-	if decides >= 0 {
-		verdicts[decides].Decides, verdicts[decides].Answer = true, answer
-	}
-	return answer, verdicts
+	return answer
 }
 
 // try asks one step.

@@ -270,7 +270,10 @@ func TestResolve(t *testing.T) {
 }
 
 func TestRuleConditions(t *testing.T) {
-	e := container(1001, label("team", "vision/lab"), func(e *Evidence) { e.Unit = "docker-x.scope" })
+	e := container(1001, label("team", "vision/lab"), func(e *Evidence) {
+		e.Unit = "docker-x.scope"
+		e.Pod = &Pod{Namespace: "team-a", Name: "train-0", Labels: map[string]string{"app": "x", "team": "other"}}
+	})
 	for _, test := range []struct {
 		name string
 		rule Rule
@@ -286,6 +289,14 @@ func TestRuleConditions(t *testing.T) {
 		{"image with two stars", Rule{Images: []string{"py*t*ch:*"}}, true},
 		{"stars do not overlap", Rule{Images: []string{"pytorch:2*2"}}, false},
 		{"unit", Rule{Units: []string{"docker-*"}}, true},
+		{"path", Rule{Paths: []string{"/usr/bin/python*"}}, true},
+		{"other path", Rule{Paths: []string{"/opt/*"}}, false},
+		{"namespace", Rule{Namespaces: []string{"team-*"}}, true},
+		{"other namespace", Rule{Namespaces: []string{"b"}}, false},
+		{"pod", Rule{Pods: []string{"train-*"}}, true},
+		{"other pod", Rule{Pods: []string{"x"}}, false},
+		{"label of the pod", Rule{Labels: map[string]string{"app": "x"}}, true},
+		{"label of the container before the pod's", Rule{Labels: map[string]string{"team": "other"}}, false},
 		{"label", Rule{Labels: map[string]string{"team": "vision*"}}, true},
 		{"label is there", Rule{Labels: map[string]string{"team": "*"}}, true},
 		{"label is not", Rule{Labels: map[string]string{"other": "*"}}, false},

@@ -1,6 +1,7 @@
 package runtimes
 
 import (
+	"context"
 	"time"
 
 	"gpuledger/exporter/cgroup"
@@ -23,9 +24,37 @@ type Grant struct {
 	PID uint32
 	// Since is when the GPUs were given; zero if not known.
 	Since time.Time
+	// Pod and Container are the names in Kubernetes, as whoever gave the GPUs
+	// knows them: they name the workload where no engine does. Pod is nil
+	// outside Kubernetes.
+	Pod       *Pod
+	Container string
 }
 
-// Granter knows of grants. Both methods answer from memory.
+// PodState is what engines have of one pod.
+type PodState struct {
+	Pod Pod // without labels and annotations
+	// Ended says that nothing of it runs and nothing will again.
+	Ended bool
+	Since time.Time // when its newest sandbox was made
+	// Containers are the ids of the newest container of each name.
+	Containers map[string]string
+}
+
+// Runner is what has work of its own to do beside the passes. The error is ctx's.
+type Runner interface {
+	Run(ctx context.Context) error
+}
+
+// Reporter is what says how it did at its last try, for the exporter's own
+// metrics. asked is false while there is nothing to ask, or no need.
+type Reporter interface {
+	Engine() string
+	State() (state State, asked bool)
+}
+
+// Granter knows of grants. One that is a Runner is run, and one that is a
+// Reporter is reported, by whoever uses it. Both methods answer from memory.
 type Granter interface {
 	// Grants are those in force now. The slice is the caller's to read until
 	// the generation grows.
