@@ -143,3 +143,17 @@ func TestNamesCannotBreakTheTable(t *testing.T) {
 		}
 	})
 }
+
+// What speaks against an answer stands beside the rule that gave it.
+func TestDetailsSayWhatNeedsReview(t *testing.T) {
+	for want, h := range map[string]who.Holder{
+		"attributed by label": {AttributedBy: "label"},
+		"attributed by name_prefix (needs review before billing)":                           {AttributedBy: "name_prefix", Review: true},
+		"attributed by user_slice (something else names another user)":                      {AttributedBy: "user_slice", Disagrees: true},
+		"attributed by x (needs review before billing) (something else names another user)": {AttributedBy: "x", Review: true, Disagrees: true},
+	} {
+		if got := details(h); len(got) != 1 || got[0] != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
