@@ -11,6 +11,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"gpuledger/exporter/owner"
+	"gpuledger/exporter/runtimes"
 	"gpuledger/exporter/runtimes/cri"
 	"gpuledger/exporter/runtimes/kubelet"
 	"gpuledger/exporter/strictyaml"
@@ -49,6 +50,16 @@ type RuntimesConfig struct {
 	// Kubelet are the paths of pod-resources sockets; none switches it off, and
 	// pods hold no GPU without a process.
 	Kubelet []string `yaml:"kubelet"`
+	// DockerData are the data roots of Docker, read while it can't be asked.
+	DockerData []string `yaml:"docker_data"`
+	// Podman are the paths of the sockets of root's Podman; none switches it off.
+	Podman []string `yaml:"podman"`
+	// PodmanRunRoot and PodmanGraphRoot are where root's Podman keeps its
+	// containers; an empty one switches reading them off.
+	PodmanRunRoot   string `yaml:"podman_run_root"`
+	PodmanGraphRoot string `yaml:"podman_graph_root"`
+	// Personal says that people's own engines are found below /run/user.
+	Personal bool `yaml:"personal"`
 }
 
 // DefaultConfig is the configuration without a file.
@@ -56,7 +67,11 @@ func DefaultConfig() Config {
 	return Config{
 		Owner: owner.DefaultConfig(),
 		Runtimes: RuntimesConfig{
-			Docker: []string{DefaultDockerSocket}, CRI: cri.DefaultSockets(), Kubelet: []string{kubelet.DefaultSocket},
+			Docker: []string{DefaultDockerSocket}, DockerData: []string{runtimes.DefaultDockerData},
+			Podman:        []string{runtimes.DefaultPodmanSocket},
+			PodmanRunRoot: runtimes.DefaultPodmanRunRoot, PodmanGraphRoot: runtimes.DefaultPodmanGraphRoot,
+			CRI: cri.DefaultSockets(), Kubelet: []string{kubelet.DefaultSocket},
+			Personal: true,
 		},
 		Suspects: SuspectsConfig{UnexplainedMemoryMiB: suspects.DefaultThreshold >> 20},
 	}

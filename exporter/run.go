@@ -94,15 +94,16 @@ func Run(ctx context.Context, options Options) error {
 }
 
 func (o Options) holders(proc *procfs.FS) holders.Options {
-	engines := make([]*runtimes.Directory, len(o.Config.Runtimes.Docker))
-	for i, socket := range o.Config.Runtimes.Docker {
-		engines[i] = runtimes.NewDirectory(runtimes.NewDockerClient(socket), o.Logger)
-	}
-	pods, granters := o.kubernetes()
-	return holders.Options{
+	engines, granters := o.engines(proc)
+	pods, kubelets := o.kubernetes()
+	options := holders.Options{
 		FS: proc, Owner: o.Config.Owner, Accounts: owner.NewHostAccounts(o.Logger),
-		Engines: append(engines, pods...), Granters: granters, Logger: o.Logger,
+		Engines: append(engines, pods...), Granters: append(granters, kubelets...), Logger: o.Logger,
 	}
+	if o.Config.Runtimes.Personal {
+		options.Personal = runtimes.NewPersonal(proc, o.Logger)
+	}
+	return options
 }
 
 func (o Options) server(scrape, usage, before http.Handler) (*web.Server, error) {

@@ -125,9 +125,7 @@ func TestDocumentedConfigurationIsOne(t *testing.T) {
 		"class_sources":     {config.Owner.ClassSources, defaults.Owner.ClassSources},
 		"minimum_human_uid": {config.Owner.MinimumHumanUID, defaults.Owner.MinimumHumanUID},
 		"nobody_uids":       {config.Owner.NobodyUIDs, defaults.Owner.NobodyUIDs},
-		"docker":            {config.Runtimes.Docker, defaults.Runtimes.Docker},
-		"cri":               {config.Runtimes.CRI, defaults.Runtimes.CRI},
-		"kubelet":           {config.Runtimes.Kubelet, defaults.Runtimes.Kubelet},
+		"runtimes":          {config.Runtimes, defaults.Runtimes},
 	} {
 		if !reflect.DeepEqual(pair[0], pair[1]) {
 			t.Errorf("%s: the document has %v, the default is %v", name, pair[0], pair[1])

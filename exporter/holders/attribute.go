@@ -72,6 +72,9 @@ func (t *Table) generation() uint64 {
 	for _, engine := range t.options.Engines {
 		sum += engine.Generation()
 	}
+	if t.options.Personal != nil {
+		sum += t.options.Personal.Generation()
+	}
 	for _, granter := range t.options.Granters {
 		sum += granter.Generation() // they also know of jobs and pods
 	}
@@ -267,8 +270,8 @@ func placeInPod(place *placement, container runtimes.Container) {
 func (t *Table) lookup(chain cgroup.Chain, id string) (runtimes.Container, runtimes.Status) {
 	status := runtimes.StatusMissing
 	best := runtimes.Container{}
-	for _, engine := range t.options.Engines {
-		if !mayKnow(engine.Socket(), chain) {
+	for _, engine := range t.engines(chain) {
+		if !mayKnow(engine.Engine(), engine.Socket(), chain) {
 			continue
 		}
 		container, one := engine.Lookup(id)
@@ -285,10 +288,25 @@ func (t *Table) lookup(chain cgroup.Chain, id string) (runtimes.Container, runti
 	return best, status
 }
 
+// engines are those of the host, and of the person in whose slice it is.
+func (t *Table) engines(chain cgroup.Chain) []*runtimes.Directory {
+	if t.options.Personal == nil || !chain.Delegated || !chain.HasUID {
+		return t.options.Engines
+	}
+	return append(slices.Clip(t.options.Engines), t.options.Personal.Of(chain.UID)...)
+}
+
 // mayKnow keeps people's own engines and the host's apart. A person can make a
 // cgroup with the id of another's container below the own slice, and an engine
 // that a person runs can answer to any id.
-func mayKnow(socket string, chain cgroup.Chain) bool {
+//
+// Podman's containers can be told by their cgroups. So no other engine is asked
+// about them, and Podman, which asking would start, about no others.
+func mayKnow(engine, socket string, chain cgroup.Chain) bool {
+	level, _ := chain.Container()
+	if (engine == meter.KindPodman) != (level.System == meter.KindPodman) {
+		return false
+	}
 	of, own := engineUID(socket)
 	if chain.Delegated || own {
 		return own && chain.Delegated && chain.HasUID && of == strconv.FormatUint(uint64(chain.UID), 10)

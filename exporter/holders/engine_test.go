@@ -211,7 +211,7 @@ func TestOwnEngines(t *testing.T) {
 		{"/run/user/4711/docker.sock", "0::/system.slice/docker-" + someID + ".scope\n", false},
 		{"/run/user/4711/../../docker.sock", "0::/system.slice/docker-" + someID + ".scope\n", true},
 	} {
-		if got := mayKnow(test.socket, chainOf(test.cgroup)); got != test.want {
+		if got := mayKnow("docker", test.socket, chainOf(test.cgroup)); got != test.want {
 			t.Errorf("%s may know %q: %v, want %v", test.socket, test.cgroup, got, test.want)
 		}
 	}

@@ -48,6 +48,8 @@ type Options struct {
 	Accounts *owner.HostAccounts
 	// Engines are asked for the names of containers.
 	Engines []*runtimes.Directory
+	// Personal are asked about containers in people's own slices; may be nil.
+	Personal *runtimes.Personal
 	// Granters know which GPUs schedulers and engines gave to whom.
 	Granters []runtimes.Granter
 	// GatherAll also gathers evidence that no step needs any more once another
@@ -156,6 +158,9 @@ func (t *Table) Run(ctx context.Context) {
 	}
 	for _, granter := range t.runners {
 		group.Go(func() { _ = granter.Run(ctx) })
+	}
+	if t.options.Personal != nil {
+		group.Go(func() { _ = t.options.Personal.Run(ctx) })
 	}
 	group.Wait()
 }

@@ -83,6 +83,9 @@ type Source interface {
 // maxLabels is how many labels are kept of a container, a pod or an image.
 const maxLabels = 256
 
+// maxLabelsBytes is how long they may be together.
+const maxLabelsBytes = 64 << 10
+
 // FullID reports whether s is a whole container id: 64 hexadecimal digits.
 func FullID(s string) bool {
 	for i := 0; i < len(s); i++ {
@@ -97,8 +100,13 @@ func FullID(s string) bool {
 // number and length, and takes control characters out of them.
 func CleanLabels(labels map[string]string) map[string]string {
 	cleaned := make(map[string]string, min(len(labels), maxLabels))
+	left := maxLabelsBytes
 	for _, key := range slices.Sorted(maps.Keys(labels))[:min(len(labels), maxLabels)] {
-		cleaned[text.Clean(key, maxNameBytes)] = text.Clean(labels[key], maxLabelBytes)
+		cleanKey, value := text.Clean(key, maxNameBytes), text.Clean(labels[key], maxLabelBytes)
+		if left -= len(cleanKey) + len(value); left < 0 {
+			break
+		}
+		cleaned[cleanKey] = value
 	}
 	return cleaned
 }

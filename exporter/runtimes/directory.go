@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,10 +25,12 @@ const (
 )
 
 const (
-	maxContainers    = 4096
-	negativeLife     = 5 * time.Second
-	retryAfter       = 2 * time.Second
-	unusedLife       = 10 * time.Minute
+	maxContainers = 4096
+	negativeLife  = 5 * time.Second
+	retryAfter    = 2 * time.Second
+	// inUse is how long after its last use an answer is kept whatever comes: those
+	// about living processes are used at least every 10 s.
+	inUse            = 15 * time.Second
 	concurrentLookup = 4
 	maxBackoff       = 30 * time.Second
 )
@@ -45,6 +48,7 @@ type Directory struct {
 	source Source
 	logger *slog.Logger
 	now    func() time.Time
+	limit  int // of containers kept
 
 	generation atomic.Uint64
 	wanted     chan string
@@ -64,17 +68,23 @@ type entry struct {
 	usedAt    time.Time
 	asking    bool
 	again     bool // an event came while the engine was being asked
+	ended     bool // as far as the engine knows
 }
 
 // NewDirectory returns a directory over source. Nothing is asked before Run runs
 // and the first id is looked up, so that an engine that is not in use is not
 // woken.
 func NewDirectory(source Source, logger *slog.Logger) *Directory {
+	return newDirectory(source, logger, maxContainers)
+}
+
+// newDirectory keeps so many containers.
+func newDirectory(source Source, logger *slog.Logger, limit int) *Directory {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
 	return &Directory{
-		source: source, logger: logger, now: time.Now, wanted: make(chan string, maxContainers),
+		source: source, logger: logger, now: time.Now, limit: limit, wanted: make(chan string, limit),
 		first: make(chan struct{}), containers: map[string]*entry{},
 	}
 }
@@ -108,7 +118,7 @@ func (d *Directory) Lookup(id string) (Container, Status) {
 	defer d.mutex.Unlock()
 	e := d.containers[id]
 	if e == nil {
-		if len(d.containers) >= maxContainers && !d.evict(now) {
+		if len(d.containers) >= d.limit && !d.evict(now) {
 			return Container{}, StatusWaiting
 		}
 		e = &entry{status: StatusWaiting, retryAt: now}
@@ -125,14 +135,34 @@ func (d *Directory) Lookup(id string) (Container, Status) {
 	return e.container, e.status
 }
 
-// evict drops what nobody has used for long.
+// evict makes room: those that have ended go first, and then those that were
+// used longest ago. It is false if all are in use.
 func (d *Directory) evict(now time.Time) bool {
+	type candidate struct {
+		id     string
+		ended  bool
+		usedAt time.Time
+	}
+	candidates := make([]candidate, 0, len(d.containers))
 	for id, e := range d.containers {
-		if !e.asking && now.Sub(e.usedAt) > unusedLife {
-			delete(d.containers, id)
+		if !e.asking && now.Sub(e.usedAt) > inUse {
+			candidates = append(candidates, candidate{id, e.ended, e.usedAt})
 		}
 	}
-	return len(d.containers) < maxContainers
+	slices.SortFunc(candidates, func(a, b candidate) int {
+		if a.ended != b.ended {
+			if a.ended {
+				return -1
+			}
+			return 1
+		}
+		return a.usedAt.Compare(b.usedAt)
+	})
+	// Several at once, so that the next ones need not sort again.
+	for _, c := range candidates[:min(len(candidates), d.limit/4)] {
+		delete(d.containers, c.id)
+	}
+	return len(d.containers) < d.limit
 }
 
 // Run looks up what is wanted and follows the engine's events until ctx ends.
@@ -170,6 +200,7 @@ func (d *Directory) ask(ctx context.Context, id string) {
 	}
 	before := e.status
 	e.asking = false
+	e.ended = errors.Is(err, ErrNoSuchContainer) || err == nil && container.PID == 0
 	told := err != nil && container.ID == id && e.container.ID == ""
 	if told {
 		e.container = container // and asked again below

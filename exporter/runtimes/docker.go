@@ -15,11 +15,16 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"gpuledger/exporter/procfs/text"
 )
 
 // DefaultDockerSocket is where dockerd listens unless told otherwise.
 const DefaultDockerSocket = "/var/run/docker.sock"
+
+// DefaultPodmanSocket is where systemd listens for root's Podman.
+const DefaultPodmanSocket = "/run/podman/podman.sock"
 
 const (
 	requestTimeout = 5 * time.Second
@@ -35,6 +40,7 @@ const (
 // DockerClient speaks to one Docker-compatible engine over its unix socket. It
 // only ever sends GET.
 type DockerClient struct {
+	engine string
 	socket string
 	http   *http.Client
 
@@ -42,17 +48,35 @@ type DockerClient struct {
 	version string // negotiated; empty before and after trouble
 }
 
-// NewDockerClient returns a client for the engine on socket. It does nothing
-// until asked.
+// NewDockerClient returns a client for the Docker engine on socket. It does
+// nothing until asked.
 func NewDockerClient(socket string) *DockerClient {
 	if socket == "" {
 		socket = DefaultDockerSocket
 	}
+	return newDockerClient("docker", socket, -1)
+}
+
+// NewPodmanClient returns a client for Podman's service on socket, which
+// answers as Docker does. It does nothing until asked: asking starts a service
+// that systemd keeps a socket for.
+func NewPodmanClient(socket string) *DockerClient {
+	return newDockerClient("podman", socket, -1)
+}
+
+// newDockerClient believes only an engine that runs as uid; -1 is any.
+func newDockerClient(engine, socket string, uid int64) *DockerClient {
 	dialer := net.Dialer{Timeout: requestTimeout}
-	return &DockerClient{socket: socket, http: &http.Client{
+	return &DockerClient{engine: engine, socket: socket, http: &http.Client{
 		Transport: &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return dialer.DialContext(ctx, "unix", socket)
+				connection, err := dialer.DialContext(ctx, "unix", socket)
+				if err == nil && uid >= 0 {
+					if err = servedBy(connection, uid); err != nil {
+						connection.Close()
+					}
+				}
+				return connection, err
 			},
 			MaxIdleConns: 4, MaxConnsPerHost: 8, IdleConnTimeout: time.Minute, ResponseHeaderTimeout: requestTimeout,
 			DisableCompression: true,
@@ -61,8 +85,28 @@ func NewDockerClient(socket string) *DockerClient {
 	}}
 }
 
-// Engine is docker.
-func (c *DockerClient) Engine() string { return "docker" }
+// servedBy is an error unless the kernel says that uid listens at the other end.
+func servedBy(connection net.Conn, uid int64) error {
+	raw, err := connection.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var peerErr error
+	if err := raw.Control(func(fd uintptr) { peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return err
+	}
+	if peerErr != nil {
+		return fmt.Errorf("who listens: %w", peerErr)
+	}
+	if int64(peer.Uid) != uid {
+		return fmt.Errorf("uid %d listens there, and not uid %d whose directory it is", peer.Uid, uid)
+	}
+	return nil
+}
+
+// Engine is docker or podman.
+func (c *DockerClient) Engine() string { return c.engine }
 
 // Socket is the path of the engine's socket.
 func (c *DockerClient) Socket() string { return c.socket }
@@ -93,7 +137,7 @@ func (c *DockerClient) Follow(ctx context.Context, opened func(), changed func(i
 			Actor  struct{ ID string }
 		}
 		if err := decoder.Decode(&event); err != nil {
-			return fmt.Errorf("docker on %s: events: %w", c.socket, err)
+			return fmt.Errorf("%s on %s: events: %w", c.engine, c.socket, err)
 		}
 		changed(event.Actor.ID)
 	}
@@ -105,75 +149,65 @@ func (c *DockerClient) Container(ctx context.Context, id string) (Container, err
 	if !FullID(id) {
 		return Container{}, fmt.Errorf("container id %q: %w", text.Clean(id, 80), ErrNoSuchContainer)
 	}
-	var answer struct {
-		ID     string `json:"Id"`
-		Name   string
-		Image  string // id of the image
-		Config struct {
-			User   string
-			Image  string
-			Labels map[string]string
-		}
-		HostConfig struct {
-			DeviceRequests []struct {
-				Driver    string
-				Count     int
-				DeviceIDs []string
-			}
-			Devices []struct{ PathOnHost string }
-		}
-		Mounts []struct{ Type, Source string }
-		State  struct{ StartedAt time.Time }
-	}
+	var answer inspected
 	if err := c.get(ctx, "/containers/"+id+"/json", &answer); err != nil {
 		return Container{}, err
 	}
 	if answer.ID != id {
-		return Container{}, fmt.Errorf("docker on %s: asked for container %s and was told of %q", c.socket, id, text.Clean(answer.ID, 80))
+		return Container{}, fmt.Errorf("%s on %s: asked for container %s and was told of %q", c.engine, c.socket, id, text.Clean(answer.ID, 80))
 	}
-	container := Container{
-		ID: id, Runtime: c.Engine(),
-		Name:   text.Clean(strings.TrimPrefix(answer.Name, "/"), maxNameBytes),
-		Image:  text.Clean(answer.Config.Image, maxNameBytes),
-		Labels: CleanLabels(answer.Config.Labels), User: text.Clean(answer.Config.User, maxNameBytes),
-		StartedAt: answer.State.StartedAt,
-	}
-	for _, mount := range answer.Mounts {
-		if mount.Type == "bind" && len(mount.Source) <= maxPathBytes && len(container.Binds) < maxBinds {
-			container.Binds = append(container.Binds, mount.Source)
-		}
-	}
-	for _, request := range answer.HostConfig.DeviceRequests {
-		if request.Count == -1 {
-			container.Devices = append(container.Devices, AllDevices())
-		}
-		for _, id := range request.DeviceIDs {
-			if device, ok := ParseDevice(id); ok {
-				container.Devices = append(container.Devices, device)
-			}
-		}
-	}
-	for _, device := range answer.HostConfig.Devices {
-		if strings.HasPrefix(device.PathOnHost, "/dev/nvidia") {
-			if card, ok := ParseDevice(device.PathOnHost); ok {
-				container.Devices = append(container.Devices, card)
-			}
-		}
-	}
-	var image struct {
-		Config struct {
-			User   string
-			Labels map[string]string
-		}
-	}
+	var image imageConfig
 	switch err := c.get(ctx, "/images/"+url.PathEscape(answer.Image)+"/json", &image); {
 	case err == nil:
-		container.ImageKnown, container.ImageUser = true, text.Clean(image.Config.User, maxNameBytes)
-		container.ImageLabels = CleanLabels(image.Config.Labels)
-	case !errors.Is(err, ErrNoSuchContainer):
+		return answer.container(c.engine, &image), nil
+	case errors.Is(err, ErrNoSuchContainer): // an image can be deleted while its container runs
+		return answer.container(c.engine, nil), nil
+	default:
 		return Container{}, err
 	}
-	return container, nil
+}
+
+// maxListBytes bounds a list of containers, of which only the ids are kept.
+const maxListBytes = 64 << 20
+
+// List are the ids of the newest containers that run. It does not start a
+// dockerd that systemd keeps a socket for.
+func (c *DockerClient) List(ctx context.Context) ([]string, error) {
+	if c.engine == "docker" && !dockerDaemonRuns(c.socket) {
+		return nil, fmt.Errorf("docker on %s: %w runs", c.socket, ErrNoEngine)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
+	defer cancel()
+	version, err := c.negotiate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	filters := url.QueryEscape(`{"status":["running"]}`)
+	response, err := c.open(ctx, "/v"+version+"/containers/json?limit="+strconv.Itoa(maxContainers)+"&filters="+filters)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	decoder := json.NewDecoder(io.LimitReader(response.Body, maxListBytes))
+	failed := func(err error) ([]string, error) {
+		return nil, fmt.Errorf("%s on %s: list of containers: %w", c.engine, c.socket, err)
+	}
+	if _, err := decoder.Token(); err != nil {
+		return failed(err)
+	}
+	var ids []string
+	for decoder.More() && len(ids) < maxContainers {
+		var each struct {
+			ID string `json:"Id"`
+		}
+		if err := decoder.Decode(&each); err != nil {
+			return failed(err)
+		}
+		if FullID(each.ID) {
+			ids = append(ids, each.ID)
+		}
+	}
+	return ids, nil
 }
 
 // get asks for one JSON document below the negotiated version.
@@ -195,13 +229,13 @@ func (c *DockerClient) getRaw(ctx context.Context, path string, into any) error 
 	defer response.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(response.Body, maxAnswerBytes+1))
 	if err != nil {
-		return fmt.Errorf("docker on %s: GET %s: %w", c.socket, path, err)
+		return fmt.Errorf("%s on %s: GET %s: %w", c.engine, c.socket, path, err)
 	}
 	if len(data) > maxAnswerBytes {
-		return fmt.Errorf("docker on %s: GET %s: the answer is longer than %d bytes", c.socket, path, maxAnswerBytes)
+		return fmt.Errorf("%s on %s: GET %s: the answer is longer than %d bytes", c.engine, c.socket, path, maxAnswerBytes)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("docker on %s: GET %s: %w", c.socket, path, err)
+		return fmt.Errorf("%s on %s: GET %s: %w", c.engine, c.socket, path, err)
 	}
 	return nil
 }
@@ -211,18 +245,18 @@ func (c *DockerClient) getRaw(ctx context.Context, path string, into any) error 
 func (c *DockerClient) open(ctx context.Context, path string) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://docker"+path, nil)
 	if err != nil {
-		return nil, fmt.Errorf("docker on %s: %w", c.socket, err)
+		return nil, fmt.Errorf("%s on %s: %w", c.engine, c.socket, err)
 	}
 	response, err := c.http.Do(request)
 	if err != nil {
 		c.forgetVersion() // the engine may come back as another version
 		if errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("docker on %s: %w (%v)", c.socket, ErrNoEngine, err)
+			return nil, fmt.Errorf("%s on %s: %w (%v)", c.engine, c.socket, ErrNoEngine, err)
 		}
 		if errors.Is(err, os.ErrPermission) {
-			return nil, fmt.Errorf("docker on %s: %w; run as root or in the socket's group", c.socket, err)
+			return nil, fmt.Errorf("%s on %s: %w; run as root or in the socket's group", c.engine, c.socket, err)
 		}
-		return nil, fmt.Errorf("docker on %s: %w", c.socket, err)
+		return nil, fmt.Errorf("%s on %s: %w", c.engine, c.socket, err)
 	}
 	if response.StatusCode == http.StatusOK {
 		return response, nil
@@ -230,12 +264,12 @@ func (c *DockerClient) open(ctx context.Context, path string) (*http.Response, e
 	message, _ := io.ReadAll(io.LimitReader(response.Body, 512))
 	response.Body.Close()
 	if response.StatusCode == http.StatusNotFound {
-		return nil, fmt.Errorf("docker on %s: GET %s: %w", c.socket, path, ErrNoSuchContainer)
+		return nil, fmt.Errorf("%s on %s: GET %s: %w", c.engine, c.socket, path, ErrNoSuchContainer)
 	}
 	if response.StatusCode == http.StatusBadRequest {
 		c.forgetVersion()
 	}
-	return nil, fmt.Errorf("docker on %s: GET %s: %s: %s", c.socket, path, response.Status, text.Clean(string(message), 256))
+	return nil, fmt.Errorf("%s on %s: GET %s: %s: %s", c.engine, c.socket, path, response.Status, text.Clean(string(message), 256))
 }
 
 // negotiate agrees on an API version: the newest that both know. Engines
@@ -257,7 +291,7 @@ func (c *DockerClient) negotiate(ctx context.Context) (string, error) {
 	}
 	version, err := chooseVersion(answer.APIVersion, answer.MinAPIVersion)
 	if err != nil {
-		return "", fmt.Errorf("docker on %s: GET /version: %w", c.socket, err)
+		return "", fmt.Errorf("%s on %s: GET /version: %w", c.engine, c.socket, err)
 	}
 	c.mutex.Lock()
 	c.version = version

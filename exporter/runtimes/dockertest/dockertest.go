@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -22,15 +23,23 @@ import (
 // user of its own.
 const Image = "busybox:test"
 
-// Engine is one running dockerd.
+// Engine is one dockerd.
 type Engine struct {
 	// Socket is the path of its unix socket.
 	Socket string
+	// DataRoot is where it keeps its containers.
+	DataRoot string
+
+	folder string
+	flags  []string
+	daemon *exec.Cmd
+	ended  chan error
 }
 
-// Start runs a dockerd until the test ends. It needs root, dockerd, docker and
-// busybox-static; without them the test is skipped, or fails if CI is true.
-func Start(t testing.TB) *Engine {
+// Start runs a dockerd, with further flags of its own, until the test ends. It
+// needs root, dockerd, docker and busybox-static; without them the test is
+// skipped, or fails if CI is true.
+func Start(t testing.TB, flags ...string) *Engine {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		missing(t, "root")
@@ -46,52 +55,125 @@ func Start(t testing.TB) *Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &Engine{Socket: filepath.Join(folder, "docker.sock")}
-	var output bytes.Buffer
-	daemon := exec.Command("dockerd",
-		"--data-root", filepath.Join(folder, "data"), "--exec-root", filepath.Join(folder, "exec"),
-		"--pidfile", filepath.Join(folder, "docker.pid"), "--host", "unix://"+e.Socket,
-		"--bridge", "none", "--iptables=false", "--ip6tables=false", "--storage-driver", "vfs", "--log-level", "warn")
-	daemon.Stdout, daemon.Stderr = &output, &output
-	daemon.WaitDelay = 5 * time.Second
-	if err := daemon.Start(); err != nil {
-		t.Fatalf("start dockerd: %v", err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- daemon.Wait() }()
+	e := &Engine{Socket: filepath.Join(folder, "docker.sock"), DataRoot: filepath.Join(folder, "data"), folder: folder, flags: flags}
 	t.Cleanup(func() {
+		if e.try("version") == "" {
+			e.StartAgain(t) // to take the containers away
+		}
 		if ids := strings.Fields(e.try("ps", "-aq")); len(ids) > 0 {
 			e.try(append([]string{"rm", "-f"}, ids...)...)
 		}
-		daemon.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-ended:
-		case <-time.After(30 * time.Second):
-			daemon.Process.Kill()
-			<-ended
-		}
+		e.Stop(t)
+		e.unmount(t)
 		if err := os.RemoveAll(folder); err != nil {
 			t.Logf("remove %s: %v", folder, err)
 		}
 	})
+	e.StartAgain(t)
+	e.Import(t, Image)
+	return e
+}
+
+// StartAgain runs dockerd, which must not run, and waits until it answers.
+func (e *Engine) StartAgain(t testing.TB) {
+	t.Helper()
+	// Not a pipe: what outlives a killed dockerd would keep that open.
+	output, err := os.Create(filepath.Join(e.folder, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer output.Close()
+	e.daemon = exec.Command("dockerd", append([]string{
+		"--data-root", e.DataRoot, "--exec-root", filepath.Join(e.folder, "exec"),
+		"--pidfile", filepath.Join(e.folder, "docker.pid"), "--host", "unix://" + e.Socket,
+		"--bridge", "none", "--iptables=false", "--ip6tables=false", "--storage-driver", "vfs", "--log-level", "warn"}, e.flags...)...)
+	e.daemon.Stdout, e.daemon.Stderr = output, output
+	if err := e.daemon.Start(); err != nil {
+		t.Fatalf("start dockerd: %v", err)
+	}
+	daemon, ended := e.daemon, make(chan error, 1)
+	e.ended = ended
+	go func() { ended <- daemon.Wait() }()
 	for deadline := time.Now().Add(60 * time.Second); e.try("version", "--format", "{{.Server.APIVersion}}") == ""; {
 		select {
 		case err := <-ended:
 			ended <- err
-			t.Fatalf("dockerd ended: %v\n%s", err, output.String())
+			said, _ := os.ReadFile(output.Name())
+			t.Fatalf("dockerd ended: %v\n%s", err, said)
 		case <-time.After(100 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
 			t.Fatal("dockerd does not answer after 60 s")
 		}
 	}
-	e.Import(t, Image)
-	return e
+}
+
+// unmount lets go of what a killed dockerd had mounted.
+func (e *Engine) unmount(t testing.TB) {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range slices.Backward(strings.Split(string(mounts), "\n")) {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], e.folder+"/") {
+			if err := syscall.Unmount(fields[1], syscall.MNT_DETACH); err != nil {
+				t.Logf("unmount %s: %v", fields[1], err)
+			}
+		}
+	}
+}
+
+// Stop ends dockerd as a service manager does.
+func (e *Engine) Stop(t testing.TB) {
+	t.Helper()
+	// It may have ended already; then there is nobody to signal.
+	_ = e.daemon.Process.Signal(syscall.SIGTERM)
+	select {
+	case err := <-e.ended:
+		e.ended <- err
+	case <-time.After(30 * time.Second):
+		e.Kill(t)
+	}
+}
+
+// Kill ends dockerd with SIGKILL. Its containers live on.
+func (e *Engine) Kill(t testing.TB) {
+	t.Helper()
+	_ = e.daemon.Process.Kill() // it may have ended already
+	e.ended <- <-e.ended
+	// The next dockerd would take a containerd that is still dying for its own.
+	pid, err := os.ReadFile(filepath.Join(e.folder, "exec", "containerd", "containerd.pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		stat, err := os.ReadFile("/proc/" + string(pid) + "/stat")
+		if err != nil || !bytes.Contains(stat, []byte("(containerd)")) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("dockerd's containerd is still there: %s", stat)
+		}
+	}
 }
 
 // Import makes an image of the static busybox. changes are Dockerfile lines
 // such as "USER 1000".
 func (e *Engine) Import(t testing.TB, name string, changes ...string) {
+	t.Helper()
+	arguments := []string{"import"}
+	for _, change := range changes {
+		arguments = append(arguments, "--change", change)
+	}
+	command := e.command(append(arguments, "-", name)...)
+	command.Stdin = RootFS(t)
+	if output, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("docker import %s: %v\n%s", name, err, output)
+	}
+}
+
+// RootFS is a tar archive of a static busybox.
+func RootFS(t testing.TB) *bytes.Buffer {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -101,8 +183,8 @@ func (e *Engine) Import(t testing.TB, name string, changes ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
+	archive := &bytes.Buffer{}
+	w := tar.NewWriter(archive)
 	add := func(header *tar.Header, data []byte) {
 		if err := w.WriteHeader(header); err != nil {
 			t.Fatal(err)
@@ -119,15 +201,7 @@ func (e *Engine) Import(t testing.TB, name string, changes ...string) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	arguments := []string{"import"}
-	for _, change := range changes {
-		arguments = append(arguments, "--change", change)
-	}
-	command := e.command(append(arguments, "-", name)...)
-	command.Stdin = &archive
-	if output, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("docker import %s: %v\n%s", name, err, output)
-	}
+	return archive
 }
 
 // Container is one running container.
