@@ -19,8 +19,6 @@ import (
 
 const (
 	readCommand = "read-nvml" // hidden
-	// readInterval is between the two passes that activity is known from.
-	readInterval = 300 * time.Millisecond
 	// readDeadline is how long a card may take.
 	readDeadline = time.Second
 	// readPatience is how long NVML may take to start: without persistence
@@ -38,7 +36,7 @@ func newRead() *cobra.Command {
 		Args:   cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			reader, err := nvml.Open(nvml.Options{
-				LibraryPath: library, Interval: readInterval, Deadline: readDeadline, Logger: slog.New(slog.DiscardHandler),
+				LibraryPath: library, FirstSamples: true, Deadline: readDeadline, Logger: slog.New(slog.DiscardHandler),
 			})
 			if err == nil {
 				err = child.Main(command.Context(), reader)
@@ -53,9 +51,9 @@ func newRead() *cobra.Command {
 	return read
 }
 
-// readPasses hands two good passes to deliver, or one that says why there is
-// none. It returns an error only if no pass can be had or ctx ends.
-func readPasses(ctx context.Context, library string, deliver func(gpu.Pass)) error {
+// readPass hands one good pass to deliver, or one that says why there is none.
+// What processes did is the mean of the some seconds that the driver keeps. It returns an error only if no pass can be had or ctx ends.
+func readPass(ctx context.Context, library string, deliver func(gpu.Pass)) error {
 	reader, err := child.NewSupervisor(child.Options{
 		Command:  []string{"/proc/self/exe", readCommand, "--nvml.library-path=" + library},
 		Interval: readDeadline, // longer than that the child is never silent
@@ -66,7 +64,7 @@ func readPasses(ctx context.Context, library string, deliver func(gpu.Pass)) err
 	}
 	reading, cancel := context.WithTimeout(ctx, readPatience)
 	defer cancel()
-	good := 0
+	good := false
 	var last *gpu.Pass
 	err = reader.Run(reading, func(pass gpu.Pass) {
 		if reading.Err() != nil {
@@ -74,9 +72,8 @@ func readPasses(ctx context.Context, library string, deliver func(gpu.Pass)) err
 		}
 		if last = &pass; pass.Error == "" {
 			deliver(pass)
-			if good++; good == 2 {
-				cancel()
-			}
+			good = true
+			cancel()
 			return
 		}
 		// A pass that used up its time is about NVML still starting. Any other
@@ -90,7 +87,7 @@ func readPasses(ctx context.Context, library string, deliver func(gpu.Pass)) err
 		return ctx.Err()
 	case last == nil:
 		return err
-	case good == 0:
+	case !good:
 		deliver(*last)
 	}
 	return nil
@@ -104,7 +101,7 @@ func direct(ctx context.Context, o options) (who.Answer, error) {
 	}
 	join := newJoin(ctx, o, node)
 	defer join.close()
-	if err := readPasses(ctx, o.libraryPath, func(pass gpu.Pass) { join.pass(ctx, pass) }); err != nil {
+	if err := readPass(ctx, o.libraryPath, func(pass gpu.Pass) { join.pass(ctx, pass) }); err != nil {
 		if ctx.Err() != nil {
 			return who.Answer{}, err
 		}

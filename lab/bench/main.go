@@ -183,7 +183,10 @@ func (l load) exporter(ctx context.Context, programs, dir, scenario string, inte
 	if stdout == nil {
 		return used, nil
 	}
-	return used, scrape(ctx, socket, l.name, stdout)
+	if err := scrape(ctx, socket, l.name, stdout); err != nil {
+		return used, err
+	}
+	return used, l.look(ctx, programs, socket, scenario, stdout)
 }
 
 func wait(ctx context.Context, d time.Duration) error {

@@ -44,9 +44,10 @@ type result struct {
 // cardReader reads one card. It belongs to that card's worker alone, so that
 // a call that hangs holds up nothing but its own card.
 type cardReader struct {
-	library *library
-	now     func() gpu.Instant
-	uuid    string
+	library      *library
+	now          func() gpu.Instant
+	uuid         string
+	firstSamples bool // as of Options
 
 	session uint64
 	fixed   fixed

@@ -315,7 +315,7 @@ func (r *Reader) welcome(f foundCard) {
 	if c == nil {
 		c = &card{uuid: f.uuid, orders: make(chan request, 1), last: gpu.Card{UUID: f.uuid}}
 		r.cards[f.uuid] = c
-		reader := &cardReader{library: r.library, now: r.now, uuid: f.uuid}
+		reader := &cardReader{library: r.library, now: r.now, uuid: f.uuid, firstSamples: r.firstSamples}
 		go func() {
 			for order := range c.orders {
 				select {

@@ -30,6 +30,10 @@ type Options struct {
 	// fifths of Interval and at least 500 ms. A reading that takes longer is
 	// thrown away whenever it completes.
 	Deadline time.Duration
+	// FirstSamples has a card's first reading give the samples it finds, which
+	// reach some seconds back. That is for those who take one look; who meters
+	// must not count what was before.
+	FirstSamples bool
 	// Logger is where changes of state are told; by default slog.Default().
 	Logger *slog.Logger
 	// Clock stamps readings; by default Now. It must be safe for concurrent use.
@@ -63,8 +67,10 @@ type Reader struct {
 	library  *library
 	interval time.Duration
 	deadline time.Duration
-	logger   *slog.Logger
-	now      func() gpu.Instant
+	// firstSamples is as of Options.
+	firstSamples bool
+	logger       *slog.Logger
+	now          func() gpu.Instant
 
 	// All below belongs to Run.
 	pass    uint64
@@ -139,18 +145,18 @@ func Open(options Options) (*Reader, error) {
 	return &Reader{
 		library:  newLibrary(options.LibraryPath),
 		interval: options.Interval,
-		deadline: options.Deadline,
-		logger:   options.Logger,
-		now:      options.Clock,
-		cards:    map[string]*card{},
-		results:  make(chan result),
-		stopped:  make(chan struct{}),
-		events:   newEventQueue(),
-		control:  make(chan controlResult, 1),
-		retry:    leastRetry,
-		lookups:  newLookups(),
-		logged:   map[string]string{},
-		trouble:  "NVML is being started",
+		deadline: options.Deadline, firstSamples: options.FirstSamples,
+		logger:  options.Logger,
+		now:     options.Clock,
+		cards:   map[string]*card{},
+		results: make(chan result),
+		stopped: make(chan struct{}),
+		events:  newEventQueue(),
+		control: make(chan controlResult, 1),
+		retry:   leastRetry,
+		lookups: newLookups(),
+		logged:  map[string]string{},
+		trouble: "NVML is being started",
 	}, nil
 }
 

@@ -46,7 +46,7 @@ func (c *cardReader) readSamples(reading *gpu.Reading, mark *sampleMark) {
 		return
 	}
 	kept, newest := c.filterSamples(raw, mark.lastSeen, uint64(max(reading.At.WallUS, 0))+mostAheadUS)
-	if mark.taken {
+	if mark.taken || c.firstSamples {
 		reading.Samples, reading.SamplesKnown = kept, true
 	}
 	mark.taken = true
