@@ -24,10 +24,10 @@ func (c *Client) Pods(ctx context.Context) (map[string]runtimes.PodState, error)
 		answered = answered || err == nil
 		failure = worse(failure, err)
 	}
-	if failure == nil && !answered || errors.Is(failure, runtimes.ErrNoEngine) && !answered {
-		return nil, fmt.Errorf("cri: %w", runtimes.ErrNoEngine)
+	if failure == nil && !answered {
+		failure = fmt.Errorf("cri: no socket is configured: %w", runtimes.ErrNoEngine)
 	}
-	if errors.Is(failure, runtimes.ErrNoEngine) {
+	if answered && errors.Is(failure, runtimes.ErrNoEngine) {
 		failure = nil
 	}
 	return pods, failure

@@ -40,6 +40,9 @@ const (
 	// maxAllocations bounds what a kubelet can make us keep.
 	maxAllocations = 1024
 	maxNameBytes   = 256
+	// restartWithin is how long a kubelet that has started may leave out pods that
+	// it has not heard of yet. From a pod that runs no GPU is taken.
+	restartWithin = 2 * time.Minute
 )
 
 // Options of a Watcher.
@@ -52,8 +55,9 @@ type Options struct {
 	Pods func(context.Context) (map[string]runtimes.PodState, error)
 	// PodByUID finds a pod's names where engines cannot tell; may be nil.
 	PodByUID func(uid string) (runtimes.Pod, error)
-	Every    time.Duration // 0 for 10 s
-	Logger   *slog.Logger  // nil for none
+	Every    time.Duration    // 0 for 10 s
+	Logger   *slog.Logger     // nil for none
+	Now      func() time.Time // nil for the clock
 }
 
 // Watcher is a runtimes.Granter over one kubelet.
@@ -79,6 +83,9 @@ type Watcher struct {
 func New(options Options) *Watcher {
 	if options.Logger == nil {
 		options.Logger = slog.New(slog.DiscardHandler)
+	}
+	if options.Now == nil {
+		options.Now = time.Now
 	}
 	if options.Every == 0 {
 		options.Every = askEvery
@@ -141,7 +148,7 @@ func (w *Watcher) look(ctx context.Context) {
 	w.readPods(ctx, err == nil || w.answered || w.checkpointThere())
 	switch {
 	case err == nil:
-		w.given, w.answered = given, true
+		w.given, w.answered = append(given, w.left(given)...), true
 	case w.answered:
 		// A kubelet that is away takes no GPU back: its last word stands.
 	default:
@@ -157,17 +164,47 @@ func (w *Watcher) look(ctx context.Context) {
 	w.report(took, err, noKubelet && !w.answered)
 }
 
+// left are the allocations that the kubelet no longer lists, of pods that still
+// run by an engine's word.
+func (w *Watcher) left(given []allocation) []allocation {
+	now := w.options.Now()
+	listed := map[string]bool{}
+	for i := range given {
+		given[i].listedAt = now
+		listed[given[i].key()] = true
+	}
+	var left []allocation
+	for _, a := range w.given {
+		state, there := w.pods[a.key()]
+		if there && !state.Ended && !listed[a.key()] && now.Sub(a.listedAt) < restartWithin && len(given)+len(left) < maxAllocations {
+			left = append(left, a)
+		}
+	}
+	return left
+}
+
 // readPods keeps what was known where no engine answers.
 func (w *Watcher) readPods(ctx context.Context, needed bool) {
 	if !needed || w.options.Pods == nil {
 		return
 	}
 	pods, err := w.options.Pods(ctx)
-	if err != nil {
-		if !errors.Is(err, runtimes.ErrNoEngine) {
-			w.options.Logger.Debug("no engine says which containers are in which pods", "err", err)
-		}
+	if err == nil {
+		w.pods = pods
 		return
+	}
+	if !errors.Is(err, runtimes.ErrNoEngine) {
+		w.options.Logger.Debug("not every engine says which containers are in which pods", "err", err)
+	}
+	if len(pods) == 0 {
+		return
+	}
+	// What the engines that answered do not have, another may.
+	for _, a := range w.given {
+		state, known := w.pods[a.key()]
+		if _, told := pods[a.key()]; known && !told {
+			pods[a.key()] = state
+		}
 	}
 	w.pods = pods
 }
@@ -279,6 +316,7 @@ type allocation struct {
 	pod       runtimes.Pod // UID only from a checkpoint
 	container string
 	devices   []runtimes.Device
+	listedAt  time.Time // when the kubelet last listed it
 }
 
 func (a allocation) key() string { return a.pod.Namespace + "/" + a.pod.Name }

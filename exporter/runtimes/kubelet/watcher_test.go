@@ -94,7 +94,8 @@ func names(grants []runtimes.Grant) string {
 func TestGrantsOfPods(t *testing.T) {
 	kubelet := kubelettest.Start(t)
 	e := &engines{err: runtimes.ErrNoEngine}
-	w := New(Options{Socket: kubelet.Socket, Pods: e.list})
+	clock := time.Now()
+	w := New(Options{Socket: kubelet.Socket, Pods: e.list, Now: func() time.Time { return clock }})
 	kubelet.Give(kubelettest.Pod("vision", "train-0", "main", "nvidia.com/gpu", uuid), kubelettest.Pod("vision", "web", "main", "cpu", "x"))
 	look := func(want string) {
 		t.Helper()
@@ -126,16 +127,18 @@ func TestGrantsOfPods(t *testing.T) {
 	// Engines that are away, and a kubelet that is, take nothing back.
 	e.pods, e.err = nil, errors.New("away")
 	look("vision/train-0/main pod=2fa1f2a5 container=aaaaaaaa")
+	// So does one of several.
+	e.pods, e.err = map[string]runtimes.PodState{"other/pod": {Pod: runtimes.Pod{Namespace: "other", Name: "pod"}}}, errors.New("one is away")
+	look("vision/train-0/main pod=2fa1f2a5 container=aaaaaaaa")
 	kubelet.Kill()
 	look("vision/train-0/main pod=2fa1f2a5 container=aaaaaaaa")
 	if state, asked := w.State(); !asked || state.Up || state.Error == "" {
 		t.Errorf("state of a dead kubelet %+v, %v", state, asked)
 	}
-	// The pod has ended, which the kubelet does not say.
+	// The kubelet starts, and has not heard of its pods yet.
+	kubelet.Give()
 	kubelet.Up(t)
-	ended := running("train-0")
-	ended.Ended = true
-	e.pods, e.err = map[string]runtimes.PodState{"vision/train-0": ended}, nil
+	e.pods, e.err = map[string]runtimes.PodState{"vision/train-0": running("train-0")}, nil
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		w.look(t.Context())
 		if state, _ := w.State(); state.Up {
@@ -145,6 +148,15 @@ func TestGrantsOfPods(t *testing.T) {
 			t.Fatal("the kubelet is not asked again")
 		}
 	}
+	look("vision/train-0/main pod=2fa1f2a5 container=aaaaaaaa")
+	clock = clock.Add(restartWithin)
+	look("")
+	// The pod has ended, which the kubelet does not say.
+	kubelet.Give(kubelettest.Pod("vision", "train-0", "main", "nvidia.com/gpu", uuid))
+	look("vision/train-0/main pod=2fa1f2a5 container=aaaaaaaa")
+	ended := running("train-0")
+	ended.Ended = true
+	e.pods, e.err = map[string]runtimes.PodState{"vision/train-0": ended}, nil
 	look("")
 	e.pods = map[string]runtimes.PodState{} // removed
 	look("")
