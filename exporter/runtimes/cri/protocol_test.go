@@ -96,7 +96,9 @@ func TestCRIO(t *testing.T) {
 	opened, changed := make(chan struct{}, 1), make(chan string, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	following := make(chan error, 1)
-	go func() { following <- client.Follow(ctx, func() { opened <- struct{}{} }, func(id string) { changed <- id }) }()
+	go func() {
+		following <- client.Follow(ctx, func() { opened <- struct{}{} }, func(id string) { changed <- id })
+	}()
 	select {
 	case <-opened:
 	case <-time.After(20 * time.Second):
