@@ -269,3 +269,18 @@ func TestPodsHoldWithoutProcess(t *testing.T) {
 		t.Errorf("card 2: %v, want the same for both", shared)
 	}
 }
+
+// TestContainerdWithoutPods has a container of nerdctl's kind on a card, which
+// CRI knows nothing of: the bundle on disk has its name.
+func TestContainerdWithoutPods(t *testing.T) {
+	engine := containerdtest.Start(t)
+	bare := engine.RunBare(t, "notebook")
+	n := newNode(t, "bare", lab.Scenario{GPUs: one(t), Processes: []lab.Process{{PID: bare.PID, MemoryBytes: 8 << 30, SM: 30}}})
+	n.config = fmt.Sprintf(podConfig, engine.Socket, filepath.Join(n.dir, "no-kubelet.sock"))
+	n.start()
+	n.awaitHolding(0, "unattributed=containerd:notebook")
+	n.exporter.stop(t)
+	if held := heldRows(n.rows(), 0); len(held) != 1 || held["unattributed=containerd:notebook"][0] == 0 {
+		t.Errorf("the journal has %v", held)
+	}
+}

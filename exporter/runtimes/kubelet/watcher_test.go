@@ -94,8 +94,13 @@ func names(grants []runtimes.Grant) string {
 func TestGrantsOfPods(t *testing.T) {
 	kubelet := kubelettest.Start(t)
 	e := &engines{err: runtimes.ErrNoEngine}
+	checkpoint := filepath.Join(t.TempDir(), "checkpoint") // of a time before: not to be read once the kubelet has answered
+	old := `{"Data":{"PodDeviceEntries":[{"PodUID":"x","ContainerName":"old","DeviceIDs":["` + uuid + `"]}]}}`
+	if err := os.WriteFile(checkpoint, []byte(old), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	clock := time.Now()
-	w := New(Options{Socket: kubelet.Socket, Pods: e.list, Now: func() time.Time { return clock }})
+	w := New(Options{Socket: kubelet.Socket, Checkpoint: checkpoint, Pods: e.list, Now: func() time.Time { return clock }})
 	kubelet.Give(kubelettest.Pod("vision", "train-0", "main", "nvidia.com/gpu", uuid), kubelettest.Pod("vision", "web", "main", "cpu", "x"))
 	look := func(want string) {
 		t.Helper()
