@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,9 +31,12 @@ type Engine struct {
 	// RunRoot and GraphRoot are where it keeps its containers.
 	RunRoot, GraphRoot string
 
-	folder  string
-	service *exec.Cmd
-	output  *bytes.Buffer
+	folder      string
+	flags       []string
+	environment []string            // nil for our own
+	credential  *syscall.Credential // nil for our own
+	service     *exec.Cmd
+	output      *bytes.Buffer
 }
 
 // New prepares a Podman; what it runs ends with the test. It needs root, podman,
@@ -56,15 +60,20 @@ func New(t testing.TB) *Engine {
 	e := &Engine{
 		Socket: filepath.Join(folder, "podman.sock"), RunRoot: filepath.Join(folder, "run"), GraphRoot: filepath.Join(folder, "graph"), folder: folder,
 	}
+	e.flags = []string{"--root", e.GraphRoot, "--runroot", e.RunRoot, "--tmpdir", filepath.Join(folder, "tmp")}
 	t.Cleanup(func() {
-		e.KillService(t)
-		e.try("rm", "--force", "--all", "--time", "0")
+		e.stop(t)
 		if err := os.RemoveAll(folder); err != nil {
 			t.Logf("remove %s: %v", folder, err)
 		}
 	})
 	e.Import(t, Image)
 	return e
+}
+
+func (e *Engine) stop(t testing.TB) {
+	e.KillService(t)
+	e.try("rm", "--force", "--all", "--time", "0")
 }
 
 // StartService runs `podman system service` and waits until it listens.
@@ -105,7 +114,7 @@ func (e *Engine) KillService(t testing.TB) {
 func (e *Engine) Import(t testing.TB, name string, changes ...string) {
 	t.Helper()
 	archive := filepath.Join(e.folder, "rootfs.tar")
-	if err := os.WriteFile(archive, dockertest.RootFS(t).Bytes(), 0o600); err != nil {
+	if err := os.WriteFile(archive, dockertest.RootFS(t).Bytes(), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	arguments := []string{"import"}
@@ -151,10 +160,14 @@ func (e *Engine) try(arguments ...string) { _ = e.command(arguments...).Run() }
 // command gives podman everything of its own. crun refuses hosts with both
 // versions of cgroups; runc takes either.
 func (e *Engine) command(arguments ...string) *exec.Cmd {
-	return exec.Command("podman", append([]string{
-		"--root", e.GraphRoot, "--runroot", e.RunRoot, "--tmpdir", filepath.Join(e.folder, "tmp"), "--storage-driver", "vfs",
-		"--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file",
-	}, arguments...)...)
+	flags := append([]string{"--storage-driver", "vfs", "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"}, e.flags...)
+	command := exec.Command("podman", append(flags, arguments...)...)
+	command.Env = e.environment
+	if e.credential != nil {
+		command.Dir = e.folder
+		command.SysProcAttr = &syscall.SysProcAttr{Credential: e.credential}
+	}
+	return command
 }
 
 func missing(t testing.TB, what string) {
