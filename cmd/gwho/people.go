@@ -38,10 +38,12 @@ func newPeople(ctx context.Context, root string) (*people, error) {
 		FS: proc, Owner: owner.DefaultConfig(), Accounts: owner.NewHostAccounts(quiet),
 		Engines: []*runtimes.Directory{
 			runtimes.NewDirectory(runtimes.NewDockerClient(dockerSocket), quiet),
+			// Podman's by what is on disk: asking would start its service.
+			runtimes.NewDirectory(runtimes.NewPodmanFiles(runtimes.DefaultPodmanRunRoot, runtimes.DefaultPodmanGraphRoot, proc), quiet),
 			// Pods by what is on disk: asking would take gRPC, which takes longer
 			// to start than all the rest.
 			runtimes.NewDirectory(runtimes.NewBundles(containerdSockets), quiet),
-		}, Logger: quiet,
+		}, Personal: runtimes.NewPersonal(proc, quiet), Logger: quiet,
 	})}
 	ctx, p.stop = context.WithCancel(ctx)
 	p.done.Go(func() { p.Table.Run(ctx) })

@@ -259,7 +259,7 @@ func TestThousandsOfContainersAMinute(t *testing.T) {
 	if heap[2] > heap[1]+(4<<20) || heap[1] > 64<<20 {
 		t.Errorf("memory grows: %d, %d, %d bytes", heap[0], heap[1], heap[2])
 	}
-	if median > tick/2 {
+	if median > tick { // of a loaded machine, with the race detector on
 		t.Errorf("a pass takes %v", median)
 	}
 	// They live on for a moment after the engine's word of their end.
