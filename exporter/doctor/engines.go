@@ -52,6 +52,9 @@ type configured struct {
 	byDefault bool
 }
 
+// directories are keys of the configuration whose lists are of no sockets.
+var directories = []string{"docker_data"}
+
 // socketsOf reads every list of sockets in the configuration, whatever engines
 // it knows.
 func socketsOf(config exporter.RuntimesConfig) map[string][]string {
@@ -59,7 +62,7 @@ func socketsOf(config exporter.RuntimesConfig) map[string][]string {
 	value := reflect.ValueOf(config)
 	for i := range value.NumField() {
 		key, _, _ := strings.Cut(value.Type().Field(i).Tag.Get("yaml"), ",")
-		if list, is := value.Field(i).Interface().([]string); is {
+		if list, is := value.Field(i).Interface().([]string); is && !slices.Contains(directories, key) {
 			sockets[key] = list
 		}
 	}
@@ -87,6 +90,9 @@ func runtimes(ctx context.Context, h *host) []Finding {
 		group.Go(func() { found[i] = one.examine(ctx, h) })
 	}
 	group.Wait()
+	if h.config.Runtimes.Personal {
+		return slices.Concat(found...) // people's own are found without being listed
+	}
 	return append(slices.Concat(found...), personalEngines(listed)...)
 }
 
@@ -95,7 +101,10 @@ const engineAnswer = 3 * time.Second
 
 func (c configured) examine(ctx context.Context, h *host) []Finding {
 	name := "runtimes." + c.kind
-	const nameless = "its containers appear under their ids, and labels name no owners; readings go on"
+	nameless := "its containers appear under their ids, and labels name no owners; readings go on"
+	if c.kind == "podman" {
+		nameless = "names of its containers come from disk, and labels name no owners; readings go on"
+	}
 	info, err := os.Stat(c.socket)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -200,7 +209,7 @@ func personalEngines(listed map[string][]string) []Finding {
 					found = append(found, Finding{
 						Check: "runtimes." + one.kind, Level: Warning, Found: text.Clean(path, 200) + " is somebody's own engine, and not in the configuration",
 						Consequence: "its containers are put down to that user, under their ids",
-						Remedy:      "add it to runtimes." + one.kind,
+						Remedy:      "set runtimes.personal: true, or add it to runtimes." + one.kind,
 					})
 				}
 			}
