@@ -61,7 +61,8 @@ func (n *node) more(card int, seconds float64) {
 func TestContainersOfDocker(t *testing.T) {
 	engine := dockertest.Start(t, "--live-restore", "--add-runtime", "nvidia=runc")
 	engine.Import(t, "cuda:test", "ENV NVIDIA_VISIBLE_DEVICES=all")
-	train := engine.Run(t, "--name", "train", "--user", "4712", dockertest.Image, "sleep", "3600")
+	hostile := "\x1b]0;owned\a\u202e" + strings.Repeat("x", 10_000)
+	train := engine.Run(t, "--name", "train", "--user", "4712", "--label", "gpuledger.project="+hostile, dockertest.Image, "sleep", "3600")
 	engine.Run(t, "--name", "given", "--user", "4713", "--runtime", "nvidia", "--env", "NVIDIA_VISIBLE_DEVICES=1", "cuda:test", "sleep", "3600")
 	engine.Run(t, "--name", "inherits", "--runtime", "nvidia", "cuda:test", "sleep", "3600")
 	n := newNode(t, "docker", lab.Scenario{GPUs: one(t, lab.GPU{}, lab.GPU{}), Processes: []lab.Process{{PID: train.PID, MemoryBytes: 8 << 30, SM: 30}}})
@@ -75,6 +76,17 @@ func TestContainersOfDocker(t *testing.T) {
 		{"gpu_workload_assigned", `workload="given"`, `user="uid:4713"`, "} 1"},
 	} {
 		await(t, strings.Join(parts, " "), func() bool { return n.hasMetric(parts[0], parts[1:]...) })
+	}
+
+	answer, _ := n.gwho()
+	if one := answer.Cards[1].Devices[0].Holders[0]; one.PID != nil || one.Holds || one.StartedAt == nil || time.Since(*one.StartedAt) > time.Hour {
+		t.Errorf("what is assigned: %+v", one)
+	}
+	if project := answer.Cards[0].Devices[0].Holders[0].Project; strings.ContainsAny(project, "\x1b\a\u202e") || !strings.Contains(project, "owned") || len(project) > 1100 {
+		t.Errorf("a hostile label became the project %.80q of %d bytes", project, len(project))
+	}
+	if strings.ContainsAny(n.get("/metrics"), "\x1b\a\u202e") {
+		t.Error("a hostile label is on /metrics as it is")
 	}
 
 	engine.Stop(t)
