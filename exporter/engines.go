@@ -23,7 +23,7 @@ func (o Options) engines(proc *procfs.FS) (directories []*runtimes.Directory, gr
 		}
 		directories = append(directories, runtimes.NewDirectory(source, o.Logger))
 		if !personalSocket(socket) {
-			assign(client)
+			assign(runtimes.NewDockerLister(client, runtimes.NewDockerFiles(settings.DockerData...)))
 		}
 	}
 	files := settings.PodmanRunRoot != "" && settings.PodmanGraphRoot != ""

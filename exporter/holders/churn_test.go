@@ -197,7 +197,7 @@ func TestThousandsOfContainersAMinute(t *testing.T) {
 	}
 	clock := time.Now()
 	directory := runtimes.NewDirectory(runtimes.NewDockerClient(socket), nil)
-	assigned := runtimes.NewAssigned(runtimes.NewDockerClient(socket), func(uint32, string) bool { return false }, nil)
+	assigned := runtimes.NewAssigned(runtimes.NewDockerClient(socket), func(pid uint32, _ string) bool { return pid != 0 }, nil)
 	options := Options{
 		FS: proc, Owner: owner.DefaultConfig(), Now: func() time.Time { return clock },
 		Engines: []*runtimes.Directory{directory}, Granters: []runtimes.Granter{assigned},

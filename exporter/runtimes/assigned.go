@@ -18,7 +18,8 @@ import (
 type Lister interface {
 	Source
 	// List are the ids of the containers that run. The error is ErrNoEngine if
-	// the engine does not run.
+	// the engine does not run. Ids beside an error are those that its files tell
+	// of, which may have ended.
 	List(ctx context.Context) ([]string, error)
 }
 
@@ -50,7 +51,7 @@ type Assigned struct {
 }
 
 // NewAssigned asks lister. runs says whether a process is there and in the
-// container: it tells which containers have ended while the engine can't.
+// container; it is false for PID 0.
 func NewAssigned(lister Lister, runs func(pid uint32, id string) bool, logger *slog.Logger) *Assigned {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
@@ -142,7 +143,7 @@ func (a *Assigned) note(id string) {
 func (a *Assigned) list(ctx context.Context) error {
 	defer a.publish()
 	ids, err := a.lister.List(ctx)
-	if err != nil {
+	if err != nil && len(ids) == 0 {
 		// Containers can outlive their engine.
 		a.forget(func(id string, grant Grant) bool { return a.runs(grant.PID, id) })
 		return err
@@ -160,7 +161,7 @@ func (a *Assigned) list(ctx context.Context) error {
 			a.ask(ctx, id)
 		}
 	}
-	return nil
+	return err
 }
 
 // forget drops the containers that keep does not want.
@@ -190,7 +191,7 @@ func (a *Assigned) ask(ctx context.Context, id string) {
 	delete(a.given, id)
 	delete(a.plain, id)
 	switch {
-	case err == nil && container.PID == 0:
+	case err == nil && !a.runs(container.PID, id): // files can be older than its end
 	case err != nil || len(container.Devices) == 0 || inPod(container):
 		if len(a.plain) < maxContainers {
 			a.plain[id] = true // dropped at the next list if it isn't there

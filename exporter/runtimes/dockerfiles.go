@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"gpuledger/exporter/procfs/text"
 )
@@ -44,6 +45,54 @@ func (d *DockerFiles) Container(_ context.Context, id string) (Container, error)
 		}
 	}
 	return Container{}, fmt.Errorf("container %s on disk: %w", id, ErrNoSuchContainer)
+}
+
+// List are the ids of all containers, those that have ended too.
+func (d *DockerFiles) List() []string {
+	var ids []string
+	for _, configured := range d.roots {
+		for _, root := range remapped(configured) {
+			names, err := namesIn(filepath.Join(root, "containers"), maxContainers)
+			if err != nil {
+				continue // what can't be listed can't be read either
+			}
+			for _, name := range names {
+				if FullID(name) && len(ids) < maxContainers {
+					ids = append(ids, name)
+				}
+			}
+		}
+	}
+	return ids
+}
+
+// dockerLister lists by the engine, and by its files while it can't be asked.
+// It asks the engine for nothing then: that would start one that sleeps.
+type dockerLister struct {
+	*DockerClient
+	files *DockerFiles
+	down  atomic.Bool
+}
+
+// NewDockerLister lists the containers of the engine on client.
+func NewDockerLister(client *DockerClient, files *DockerFiles) Lister {
+	return &dockerLister{DockerClient: client, files: files}
+}
+
+func (l *dockerLister) List(ctx context.Context) ([]string, error) {
+	ids, err := l.DockerClient.List(ctx)
+	l.down.Store(err != nil)
+	if err != nil {
+		ids = l.files.List()
+	}
+	return ids, err
+}
+
+func (l *dockerLister) Container(ctx context.Context, id string) (Container, error) {
+	if l.down.Load() {
+		return l.files.Container(ctx, id)
+	}
+	return l.DockerClient.Container(ctx, id)
 }
 
 // remapped is a data root and those below it of engines that remap users,

@@ -111,6 +111,7 @@ func TestContainersOfDocker(t *testing.T) {
 	n.exporter.stop(t)
 	n.start()
 	n.awaitHolding(0, want) // from the disk
+	n.awaitHolding(1, given)
 	engine.StartAgain(t)
 	n.awaitHolding(0, want)
 	n.awaitHolding(1, given)
