@@ -14,6 +14,7 @@ import (
 	"gpuledger/exporter/runtimes"
 	"gpuledger/exporter/runtimes/cri"
 	"gpuledger/exporter/runtimes/kubelet"
+	"gpuledger/exporter/runtimes/slurm"
 	"gpuledger/exporter/strictyaml"
 	"gpuledger/exporter/suspects"
 	"gpuledger/exporter/web"
@@ -58,8 +59,23 @@ type RuntimesConfig struct {
 	// containers; an empty one switches reading them off.
 	PodmanRunRoot   string `yaml:"podman_run_root"`
 	PodmanGraphRoot string `yaml:"podman_graph_root"`
+	// Slurm says how the jobs of this node are found out about.
+	Slurm SlurmConfig `yaml:"slurm"`
 	// Personal says that people's own engines are found below /run/user.
 	Personal bool `yaml:"personal"`
+}
+
+// SlurmConfig says how the Slurm jobs of a node are found out about.
+type SlurmConfig struct {
+	// Jobs says that the node's cgroups are looked through for jobs at all.
+	Jobs bool `yaml:"jobs"`
+	// Ask says that slurmctld is asked for accounts and GPUs, by squeue and
+	// scontrol.
+	Ask bool `yaml:"ask"`
+	// Programs is the directory of these; empty for PATH.
+	Programs string `yaml:"programs"`
+	// GresConf are the places of gres.conf; the first that is there counts.
+	GresConf []string `yaml:"gres_conf"`
 }
 
 // DefaultConfig is the configuration without a file.
@@ -71,6 +87,7 @@ func DefaultConfig() Config {
 			Podman:        []string{runtimes.DefaultPodmanSocket},
 			PodmanRunRoot: runtimes.DefaultPodmanRunRoot, PodmanGraphRoot: runtimes.DefaultPodmanGraphRoot,
 			CRI: cri.DefaultSockets(), Kubelet: []string{kubelet.DefaultSocket},
+			Slurm:    SlurmConfig{Jobs: true, Ask: true, GresConf: slurm.DefaultGresConf()},
 			Personal: true,
 		},
 		Suspects: SuspectsConfig{UnexplainedMemoryMiB: suspects.DefaultThreshold >> 20},

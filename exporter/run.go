@@ -22,6 +22,7 @@ import (
 	"gpuledger/exporter/procfs"
 	"gpuledger/exporter/resources"
 	"gpuledger/exporter/runtimes"
+	"gpuledger/exporter/runtimes/slurm"
 	"gpuledger/exporter/snapshot"
 	"gpuledger/exporter/suspects"
 	"gpuledger/exporter/web"
@@ -99,6 +100,12 @@ func (o Options) holders(proc *procfs.FS) holders.Options {
 	options := holders.Options{
 		FS: proc, Owner: o.Config.Owner, Accounts: owner.NewHostAccounts(o.Logger),
 		Engines: append(engines, pods...), Granters: append(granters, kubelets...), Logger: o.Logger,
+	}
+	if jobs := o.Config.Runtimes.Slurm; jobs.Jobs {
+		options.Slurm = slurm.New(slurm.Options{
+			Proc: proc, Ask: jobs.Ask, Programs: jobs.Programs, GresConf: jobs.GresConf, Logger: o.Logger,
+		})
+		options.Granters = append(options.Granters, options.Slurm)
 	}
 	if o.Config.Runtimes.Personal {
 		options.Personal = runtimes.NewPersonal(proc, o.Logger)

@@ -151,7 +151,7 @@ func (t *Table) placeByCgroup(p *process) placement {
 		evidence.SliceUID = int64(chain.UID)
 	}
 	if len(chain.Levels) > 0 && chain.Levels[0].Kind == cgroup.LevelJob {
-		placeJob(&place, chain)
+		t.placeJob(&place, chain)
 		return place
 	}
 	if level, ok := chain.Container(); ok {
@@ -182,17 +182,32 @@ func (t *Table) placeByCgroup(p *process) placement {
 // the scheduler's. A launcher that runs jobs below its own slice (flux) has
 // them run as their owners; and below a person's slice a job is the person's
 // own word, which makes it that person's.
-func placeJob(place *placement, chain cgroup.Chain) {
+func (t *Table) placeJob(place *placement, chain cgroup.Chain) {
 	evidence := &place.evidence
 	evidence.Kind, evidence.Name = chain.Levels[0].System, chain.Levels[0].ID
-	if evidence.Kind == "slurm" {
-		place.detail.SlurmJob = evidence.Name
-	}
 	evidence.Job = &owner.Job{System: evidence.Kind, ID: evidence.Name, Step: chain.Levels[0].Step, UID: -1}
 	if !chain.Delegated {
 		evidence.Job.UID, evidence.SliceUID = evidence.SliceUID, -1
 	}
+	if evidence.Kind != kindSlurm {
+		return
+	}
+	if t.options.Slurm != nil && !chain.Delegated {
+		job, status := t.options.Slurm.Lookup(evidence.Name)
+		place.waiting = status == runtimes.StatusWaiting
+		evidence.Job.Account, evidence.Job.Partition, evidence.Job.QOS = job.Account, job.Partition, job.QOS
+		if evidence.Job.UID < 0 { // on cgroup v2 the path does not tell
+			evidence.Job.UID = job.UID
+		}
+		if job.ID != "" { // the path may have the SLUID only
+			evidence.Name, evidence.Job.ID = job.ID, job.ID
+		}
+	}
+	place.detail.SlurmJob = evidence.Name
 }
+
+// kindSlurm is what jobs of Slurm are.
+const kindSlurm = "slurm"
 
 // kindOf is the kind of workload that a runtime's containers are.
 func kindOf(runtime string) string {

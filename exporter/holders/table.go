@@ -18,6 +18,7 @@ import (
 	"gpuledger/exporter/owner"
 	"gpuledger/exporter/procfs"
 	"gpuledger/exporter/runtimes"
+	"gpuledger/exporter/runtimes/slurm"
 	"gpuledger/exporter/snapshot"
 )
 
@@ -52,6 +53,8 @@ type Options struct {
 	Personal *runtimes.Personal
 	// Granters know which GPUs schedulers and engines gave to whom.
 	Granters []runtimes.Granter
+	// Slurm knows of jobs; it is among Granters, too. Nil where none is asked.
+	Slurm *slurm.Watcher
 	// GatherAll also gathers evidence that no step needs any more once another
 	// has named the user.
 	GatherAll bool
