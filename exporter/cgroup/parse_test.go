@@ -28,9 +28,15 @@ var columns = []string{
 	"job_system", "job_id", "step", "uid", "unit", "machine", "role",
 }
 
+// table is the rows of the table, and of the further contents beside it.
 func table(t testing.TB) []tableRow {
 	t.Helper()
-	data, err := os.ReadFile("testdata/cgroups.tsv")
+	return append(readTable(t, "testdata/cgroups.tsv", 146), readTable(t, "testdata/further.tsv", 40)...)
+}
+
+func readTable(t testing.TB, name string, atLeast int) []tableRow {
+	t.Helper()
+	data, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,8 +59,8 @@ func table(t testing.TB) []tableRow {
 		}
 		rows = append(rows, row)
 	}
-	if len(rows) < 140 {
-		t.Fatalf("the table has only %d rows", len(rows))
+	if len(rows) < atLeast {
+		t.Fatalf("%s has only %d rows", name, len(rows))
 	}
 	return rows
 }
