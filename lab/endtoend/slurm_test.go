@@ -17,7 +17,7 @@ import (
 func TestSlurmJobs(t *testing.T) {
 	cluster := slurmtest.Start(t, 0, 1)
 	t.Setenv("SLURM_CONF", cluster.Config)
-	busy := cluster.Submit("--gres=gpu:1", "-J", "a UserId=root(0) Account=boss", "--wrap", "sleep 600")
+	busy := cluster.Submit("--gres=gpu:1", "-A", "vision", "-J", "a UserId=root(0) Account=boss", "--wrap", "sleep 600")
 	n := newNode(t, "slurm", lab.Scenario{
 		GPUs: []lab.GPU{
 			{Name: "NVIDIA A100-SXM4-80GB", Values: lab.Values{lab.MinorNumber: 0}},
@@ -33,13 +33,13 @@ func TestSlurmJobs(t *testing.T) {
 			var got []string
 			for _, h := range answer.Cards[card].Devices[0].Holders {
 				if h.Holds && !h.Pending {
-					got = append(got, fmt.Sprintf("%s %s:%s %s process %t", h.User, h.Kind, h.Workload, h.SlurmJob, h.PID != nil))
+					got = append(got, fmt.Sprintf("%s %s:%s %s%s process %t", h.User, h.Kind, h.Workload, h.SlurmJob, h.Project, h.PID != nil))
 				}
 			}
 			return fmt.Sprint(got) == fmt.Sprint(want)
 		}
 	}
-	working := "www-data slurm:" + busy + " " + busy + " process true"
+	working := "www-data slurm:" + busy + " " + busy + "vision process true"
 	await(t, "the job with a process", holds(0, working))
 	await(t, "a card that is nobody's", holds(1))
 
@@ -86,6 +86,9 @@ func TestSlurmJobs(t *testing.T) {
 			t.Errorf("row %+v", row)
 		}
 		// A reservation and the job's processes are one workload.
+		if project := map[string]string{busy: "vision"}[row.Workload]; row.Project != project {
+			t.Errorf("job %s has project %q, want %q", row.Workload, row.Project, project)
+		}
 		found[row.Workload+" held"] += row.HeldUS
 		found[row.Workload+" reserved"] += row.ReservedUS
 	}

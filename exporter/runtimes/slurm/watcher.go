@@ -339,7 +339,8 @@ func (w *Watcher) ask(ctx context.Context, job *found, members []member) {
 		e.settled = true
 		switch {
 		case errors.Is(err, errNoJob):
-			e.told = true
+			// It has ended; what its processes said before is nobody's word now.
+			e.told, e.gpus = true, nil
 		case err == nil:
 			e.told = true
 			e.job.Account, e.job.Partition, e.job.QOS, e.gpus = r.account, r.partition, r.qos, r.gpus
