@@ -175,14 +175,6 @@ func cardList(a who.Answer) string {
 	return strings.Join(names, ", ")
 }
 
-func cleanAll(names []string) []string {
-	out := make([]string, len(names))
-	for i, name := range names {
-		out[i] = clean(name)
-	}
-	return out
-}
-
 // terminalWidth is how wide the terminal behind w is; false if there is none.
 func terminalWidth(w io.Writer) (int, bool) {
 	file, ok := w.(*os.File)
