@@ -252,7 +252,9 @@ func (j *Journal) shutdown() error {
 		return nil
 	}
 	j.closed = true
+	j.serving.Lock() // a page that is being read ends first
 	err := j.closeDatabase()
+	j.serving.Unlock()
 	j.unlock()
 	if err != nil {
 		return fmt.Errorf("close journal %s: %w", j.path, err)

@@ -1,6 +1,7 @@
 package suspects
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -37,9 +38,18 @@ func TestFindingsJoined(t *testing.T) {
 	if search.Verdict != snapshot.SearchFound || len(joined) != 2 || !joined[0].Pending || joined[0].Monitor || !joined[1].Monitor {
 		t.Errorf("before it was read: %+v, %+v", joined, search)
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); table.Run(ctx) }()
+	defer func() { cancel(); <-done }()
 	table.Ask(found.Keys())
-	table.Refresh(t.Context(), gpu.Pass{})
-	joined, search, ended := of(found)
+	var ended bool
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		table.Refresh(t.Context(), gpu.Pass{})
+		if joined, search, ended = of(found); !joined[0].Pending || time.Now().After(deadline) {
+			break
+		}
+	}
 	if search.Verdict != snapshot.SearchFound || ended || joined[0].Pending || joined[0].Command != "sleep" || joined[0].PID != pid || joined[0].Why != "has it" {
 		t.Errorf("%+v, %+v", joined, search)
 	}

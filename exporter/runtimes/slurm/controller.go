@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -34,6 +35,9 @@ type record struct {
 
 // errNoJob is a job that the controller does not have any more.
 var errNoJob = errors.New("no such job")
+
+// errNoPrograms is a node without Slurm's programs: slurmctld is not asked.
+var errNoPrograms = errors.New("no squeue or scontrol")
 
 // controller asks slurmctld, by the programs that come with Slurm.
 type controller struct {
@@ -76,6 +80,8 @@ func (c controller) run(ctx context.Context, program string, arguments ...string
 		return "", fmt.Errorf("%s: no answer of slurmctld within %s", program, controllerTimeout)
 	case err == nil:
 		return output.String(), nil
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return "", errNoPrograms
 	case strings.Contains(problems.String(), "Invalid job id"): // gone for longer than MinJobAge
 		return "", errNoJob
 	}

@@ -2,6 +2,7 @@ package slurm
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -195,4 +196,16 @@ func TestRealSlurm(t *testing.T) {
 	})
 	cluster.Run("scancel", second)
 	await("the end of the second job", granted(second))
+}
+
+// A node without Slurm's programs is no trouble, whatever its cgroups are called.
+func TestNoPrograms(t *testing.T) {
+	_, err := controller{directory: t.TempDir(), node: "gpu01"}.ask(t.Context(), "1")
+	if !errors.Is(err, errNoPrograms) {
+		t.Errorf("an empty directory: %v", err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if _, err := (controller{node: "gpu01"}).ask(t.Context(), "1"); !errors.Is(err, errNoPrograms) {
+		t.Errorf("an empty PATH: %v", err)
+	}
 }

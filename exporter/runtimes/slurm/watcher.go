@@ -321,6 +321,11 @@ func (w *Watcher) ask(ctx context.Context, job *found, members []member) {
 	if ctx.Err() != nil {
 		return
 	}
+	if errors.Is(err, errNoPrograms) {
+		w.silentUntil = w.options.Now().Add(askAgain)
+		w.update(e, func() { e.settled = true })
+		return
+	}
 	state := runtimes.State{Up: err == nil || errors.Is(err, errNoJob), Duration: time.Since(begun)}
 	if !state.Up {
 		state.Error = err.Error()
