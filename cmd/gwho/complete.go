@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -36,9 +38,25 @@ func offered(ctx context.Context, o options) []who.Card {
 func completeCards(ctx context.Context, o options) []cobra.Completion {
 	var words []cobra.Completion
 	for _, c := range offered(ctx, o) {
-		words = append(words, cobra.CompletionWithDesc(fmt.Sprint(c.Index), clean(c.Name)))
+		words = append(words, cobra.CompletionWithDesc(cardName(c), clean(c.Name)))
 	}
 	return words
+}
+
+// cardName is what a card is named by: its UUID while it has not said its index.
+func cardName(c who.Card) string {
+	if c.Index < 0 {
+		return c.UUID
+	}
+	return strconv.Itoa(c.Index)
+}
+
+// harmless reports whether a name from outside is one word to every shell and
+// to the scripts that complete for it: names can be chosen to be commands.
+func harmless(word string) bool {
+	return !strings.HasPrefix(word, "-") && !strings.ContainsFunc(word, func(r rune) bool {
+		return r == unicode.ReplacementChar || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-_.:/@+", r)
+	})
 }
 
 // complete are the users, cards and workloads that are not on the command line
@@ -47,14 +65,20 @@ func complete(ctx context.Context, o options, given []string) []cobra.Completion
 	var words []cobra.Completion
 	seen := map[string]bool{"": true}
 	add := func(word, description string) {
-		if word = clean(word); !seen[word] && !slices.Contains(given, word) {
+		if harmless(word) && !seen[word] && !slices.Contains(given, word) {
 			seen[word] = true
 			words = append(words, cobra.CompletionWithDesc(word, description))
 		}
 	}
 	for _, c := range offered(ctx, o) {
-		add(fmt.Sprint(c.Index), clean(c.Name))
+		add(cardName(c), clean(c.Name))
 		for _, d := range c.Devices {
+			if d.UUID != c.UUID {
+				add(d.UUID, "MIG "+clean(d.Profile)+" of GPU "+cardName(c))
+			}
+			if o.free {
+				continue // nobody holds what is free
+			}
 			for _, h := range d.Holders {
 				add(h.User, "user")
 				if h.Workload != "" {

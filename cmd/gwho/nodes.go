@@ -194,7 +194,7 @@ func selectNodes(a who.Nodes, selectors []string) (_ who.Nodes, nothing []string
 		d.Holders = slices.DeleteFunc(slices.Clone(d.Holders), func(h who.Holder) bool {
 			matches := false
 			for _, name := range people {
-				if isNamed(h, name) {
+				if h.Named(name) {
 					matches, found[name] = true, true
 				}
 			}
@@ -203,11 +203,6 @@ func selectNodes(a who.Nodes, selectors []string) (_ who.Nodes, nothing []string
 		return len(d.Holders) > 0
 	})
 	return a, slices.DeleteFunc(people, func(name string) bool { return found[name] })
-}
-
-func isNamed(h who.Holder, name string) bool {
-	return h.User == name || h.UID != nil && strconv.FormatInt(*h.UID, 10) == name ||
-		h.Workload != "" && (h.Workload == name || h.Kind+":"+h.Workload == name) || h.ContainerName == name && name != ""
 }
 
 // keepFree keeps what nobody holds.

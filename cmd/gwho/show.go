@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,9 +45,21 @@ func choose(a who.Answer, o options, v view) (selection, error) {
 			return selection{}, exit{exitUsage, fmt.Errorf("%s: no such card here; there is %s", name, cardList(a))}
 		}
 	}
+	if v.free && a.Error == "" {
+		for _, name := range v.selectors {
+			if _, unknown := (who.Filter{Cards: []string{strings.TrimPrefix(name, "gpu:")}}).Apply(a); len(unknown) > 0 {
+				return selection{}, exit{exitUsage, fmt.Errorf("%s: no such card here, and nobody holds what is free; there is %s", name, cardList(a))}
+			}
+		}
+	}
 	s := selection{Answer: filtered, nothing: nothing, code: judge(a, filtered)}
 	if v.idle > 0 {
 		s.Answer = keepIdle(s.Answer, v.idle)
+		if a.Source == who.SourceDirect && s.code == exitOK {
+			s.code = exitMissing
+			s.Missing = append(slices.Clone(s.Missing), who.Missing{What: who.MissingExporter,
+				Message: "for how long anybody has done nothing is known to gpu-exporter alone, and there is none here"})
+		}
 	}
 	if v.text != "" {
 		s.Answer = containing(s.Answer, v.text)
@@ -54,8 +67,12 @@ func choose(a who.Answer, o options, v view) (selection, error) {
 	if v.free {
 		offered := offerOf(s.Answer, o.count)
 		s.offer, s.Answer = &offered, offered.Answer
-		if s.code == exitOK && !offered.enough() {
+		switch {
+		case s.code == exitNoGPU:
+		case !offered.enough():
 			s.code = exitNotFree
+		case !slices.ContainsFunc(a.Missing, func(m who.Missing) bool { return m.What == who.MissingStale }):
+			s.code = exitOK // what is not known of other cards makes these no less free
 		}
 	}
 	return s, nil
@@ -83,21 +100,21 @@ func (o options) view(selectors []string) view {
 func show(ctx context.Context, o options, selectors []string, stdout, stderr io.Writer) (int, error) {
 	v := o.view(selectors)
 	_, terminal := terminalWidth(stdout)
-	if o.watch > 0 && terminal && !o.json {
+	if o.watch > 0 && terminal && !o.json && !dumb() {
 		return watch(ctx, o, v, stdout)
 	}
+	a, err := ask(ctx, o)
+	if err != nil {
+		return exitOK, err
+	}
 	for {
-		a, err := ask(ctx, o)
-		if err != nil {
-			return exitOK, err
-		}
 		s, err := choose(a, o, v)
 		if err != nil {
 			return exitOK, err
 		}
 		if s.code == exitNoGPU && len(a.Cards) == 0 && !o.json {
 			fmt.Fprintln(stderr, "gwho: "+clean(noGPU(a)))
-		} else if err := print(o, v, a, s, stdout); err != nil {
+		} else if err := print(o, v, a, s, stdout, stderr); err != nil {
 			return exitOK, exit{exitMissing, fmt.Errorf("print the answer: %w", err)}
 		}
 		if s.offer != nil && s.code == exitNotFree && !o.json {
@@ -106,16 +123,70 @@ func show(ctx context.Context, o options, selectors []string, stdout, stderr io.
 		if o.watch == 0 {
 			return s.code, nil
 		}
+		next, err := o.next(ctx, a, stdout)
+		if err != nil {
+			return exitOK, exit{exitMissing, fmt.Errorf("print the answer: %w", err)}
+		}
+		if next == nil {
+			return s.code, nil
+		}
+		a = *next
+	}
+}
+
+// next waits for the next answer of a watch without a screen. While there is
+// none it says so, and goes on: what reads the output is to outlive a restart of
+// the exporter. It returns nil when ctx ends.
+func (o options) next(ctx context.Context, last who.Answer, stdout io.Writer) (*who.Answer, error) {
+	answeredAt := time.Now()
+	for {
 		select {
 		case <-ctx.Done():
-			return s.code, nil
+			return nil, nil
 		case <-time.After(time.Duration(o.watch)):
+		}
+		a, err := o.askAgain(ctx, last)
+		if err == nil {
+			return &a, nil
+		}
+		if ctx.Err() != nil {
+			return nil, nil
+		}
+		without := last
+		without.AnsweredAt, without.Cards = time.Now().UTC(), []who.Card{}
+		without.Missing = []who.Missing{{What: who.MissingExporter, Message: fmt.Sprintf("no answer for %s: %v", time.Since(answeredAt).Round(time.Second), err)}}
+		text := strings.Join(missing(without, tableOptions{}), "\n")
+		if o.json {
+			line, err := json.Marshal(without)
+			if err != nil {
+				return nil, err
+			}
+			text = string(line)
+		}
+		if _, err := io.WriteString(stdout, text+"\n"); err != nil {
+			return nil, err
 		}
 	}
 }
 
-func print(o options, v view, whole who.Answer, s selection, stdout io.Writer) error {
+// askAgain asks where the last answer came from. An exporter that restarts is
+// waited for: reading NVML beside it each time would say less and cost more.
+func (o options) askAgain(ctx context.Context, last who.Answer) (who.Answer, error) {
+	if last.Source == who.SourceExporter && o.url == "" {
+		a, err := askSocket(ctx, o.socket)
+		if err != nil {
+			err = fmt.Errorf("gpu-exporter at %s: %w", o.socket, err)
+		}
+		return a, err
+	}
+	return ask(ctx, o)
+}
+
+func print(o options, v view, whole who.Answer, s selection, stdout, stderr io.Writer) error {
 	if o.json {
+		for _, name := range s.nothing {
+			fmt.Fprintln(stderr, "gwho: "+clean(name)+": on no GPU here")
+		}
 		encoder := json.NewEncoder(stdout)
 		if o.watch == 0 { // with --watch, an answer is a line
 			encoder.SetIndent("", "  ")
@@ -141,10 +212,13 @@ func print(o options, v view, whole who.Answer, s selection, stdout io.Writer) e
 
 func (o options) table(width int, terminal bool) tableOptions {
 	return tableOptions{
-		Width: width, Colour: terminal && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb",
+		Width: width, Colour: terminal && os.Getenv("NO_COLOR") == "" && !dumb(),
 		Bars: terminal, Verbose: o.verbose, Zone: time.Local,
 	}
 }
+
+// dumb says that the terminal can do nothing but print lines.
+func dumb() bool { return slices.Contains([]string{"", "dumb"}, os.Getenv("TERM")) }
 
 // judge is the exit code for an answer.
 func judge(whole, filtered who.Answer) int {

@@ -17,10 +17,11 @@ import (
 
 // screen is the live view: the newest answer, and how it is looked at.
 type screen struct {
-	ctx  context.Context
-	o    options
-	view view
-	now  func() time.Time
+	ctx   context.Context
+	o     options
+	view  view
+	now   func() time.Time
+	stops stops
 
 	width, height int
 	answer        *who.Answer // nil before the first
@@ -45,7 +46,9 @@ type askNow struct{}
 // was shown last.
 func watch(ctx context.Context, o options, v view, stdout io.Writer) (int, error) {
 	s := &screen{ctx: ctx, o: o, view: v, now: time.Now}
-	_, err := tea.NewProgram(s, tea.WithContext(ctx), tea.WithOutput(stdout), tea.WithoutSignalHandler()).Run()
+	program := tea.NewProgram(s, tea.WithContext(ctx), tea.WithOutput(stdout), tea.WithoutSignalHandler())
+	defer s.stops.handle(program)()
+	_, err := program.Run()
 	switch {
 	case s.fatal != nil:
 		return exitOK, s.fatal
@@ -58,11 +61,19 @@ func watch(ctx context.Context, o options, v view, stdout io.Writer) (int, error
 }
 
 // Init asks for the first answer.
-func (s *screen) Init() tea.Cmd { return s.ask }
+func (s *screen) Init() tea.Cmd { return s.ask() }
 
-func (s *screen) ask() tea.Msg {
-	a, err := ask(s.ctx, s.o)
-	return answered{a, err}
+// ask asks beside what the keys do, so with the flags as they are now.
+func (s *screen) ask() tea.Cmd {
+	ctx, o, last := s.ctx, s.o, s.answer
+	return func() tea.Msg {
+		if last != nil {
+			a, err := o.askAgain(ctx, *last)
+			return answered{a, err}
+		}
+		a, err := ask(ctx, o)
+		return answered{a, err}
+	}
 }
 
 // Update takes in a key, a new size or an answer.
@@ -71,9 +82,11 @@ func (s *screen) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.WindowSizeMsg:
 		s.width, s.height = message.Width, message.Height
 	case askNow:
-		return s, s.ask
+		return s, s.ask()
 	case answered:
 		return s, s.take(message)
+	case stopNow:
+		return s, tea.Exec(&s.stops, nil)
 	case tea.KeyPressMsg:
 		return s, s.key(message)
 	}
@@ -106,7 +119,7 @@ func (s *screen) key(key tea.KeyPressMsg) tea.Cmd {
 	case "ctrl+c":
 		return tea.Quit
 	case "ctrl+z":
-		return tea.Suspend
+		return func() tea.Msg { return stopNow{} }
 	}
 	if s.typing {
 		s.typed(name, key.Key().Text)

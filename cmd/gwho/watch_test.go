@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -79,6 +81,21 @@ func (term *terminal) await(what string, done func(screen string) bool) string {
 			term.t.Fatalf("not within 30 s: %s", what)
 		}
 	}
+}
+
+// child is the PID of what the shell in it runs.
+func (term *terminal) child() int {
+	term.t.Helper()
+	shell := strings.TrimSpace(term.tmux("display-message", "-p", "#{pane_pid}"))
+	text, err := os.ReadFile(filepath.Join("/proc", shell, "task", shell, "children"))
+	if err != nil {
+		term.t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		term.t.Fatalf("children of the shell: %q: %v", text, err)
+	}
+	return pid
 }
 
 func shows(texts ...string) func(string) bool {
@@ -183,14 +200,23 @@ func TestWatchInATerminal(t *testing.T) {
 	term.tmux("resize-window", "-x", "100", "-y", "20")
 
 	stop()
-	term.await("that the exporter is gone", shows("gpu01", "! gpu-exporter at --socket", "old"))
+	term.await("that the exporter is gone", shows("gpu01", "! gpu-exporter at ", "old"))
 	exporterAt(t, socket, "good")
 	term.await("the exporter's return", func(s string) bool { return shows("1 of 2 free", "  1  NVIDIA H200  free")(s) && lacks("old")(s) })
 
+	// Two ways to be stopped, and the terminal is the shell's meanwhile.
 	term.keys("C-z")
-	term.await("the shell meanwhile", func(s string) bool { return shows("before")(s) && lacks("q quit")(s) })
+	for range 2 {
+		term.await("the shell meanwhile", func(s string) bool { return shows("before")(s) && lacks("q quit")(s) })
+		term.keys("stty -a | grep -o ' echo '; fg", "Enter")
+		term.await("the view again", shows("q quit"))
+		if err := syscall.Kill(term.child(), syscall.SIGTSTP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	term.await("the shell again", func(s string) bool { return shows("before", " echo", " echo")(s) && lacks("q quit")(s) })
 	term.keys("fg", "Enter")
-	term.await("the view again", shows("q quit"))
+	term.await("the view once more", shows("q quit"))
 	term.keys("q")
 	screen := term.await("the shell as it was", func(s string) bool { return shows("before", "done>")(s) && lacks("q quit")(s) })
 	if strings.Contains(screen, "NVIDIA") {
@@ -225,4 +251,20 @@ func TestWatchLeavesTheTerminal(t *testing.T) {
 	term.await("the shell after SIGTERM", func(s string) bool { return shows("done>")(s) && lacks("q quit")(s) })
 	term.keys("clear; stty -a | grep -o ' echo '", "Enter")
 	term.await("a terminal that echoes", shows(" echo"))
+}
+
+// TestWatchWithoutAShell presses ^Z where nobody could make the view go on: it
+// does so by itself.
+func TestWatchWithoutAShell(t *testing.T) {
+	dir, err := os.MkdirTemp("", "gwho")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	exporterAt(t, socket, "busy")
+	term := newTerminal(t, "exec setsid -c -w gwho -w 1s --socket "+socket)
+	term.await("the view", shows("q quit"))
+	term.keys("C-z", "m")
+	term.await("the view as a key has it", shows("q quit", "by memory"))
 }
