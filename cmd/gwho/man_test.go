@@ -2,6 +2,7 @@ package main
 
 import (
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -64,4 +65,53 @@ func TestEveryFlagHasAScript(t *testing.T) {
 			t.Errorf("docs/gwho.md does not name --%s", f.Name)
 		}
 	})
+}
+
+// TestEveryExitCodeHasAScript looks for each exit code in the scripts, in --help
+// and in the manual for people.
+func TestEveryExitCodeHasAScript(t *testing.T) {
+	scripts, err := filepath.Glob("testdata/scripts/*.txtar")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	var all strings.Builder
+	for _, script := range scripts {
+		text, err := os.ReadFile(script)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(text)
+	}
+	document, err := os.ReadFile("../../docs/gwho.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, code := range []int{exitOK, exitNoGPU, exitUsage, exitMissing, exitNotFree} {
+		tried := fmt.Sprintf("\ncode %d gwho", code)
+		if code == exitOK {
+			tried = "\nexec gwho"
+		}
+		if !strings.Contains(all.String(), tried) {
+			t.Errorf("no script ends with %d", code)
+		}
+		if !strings.Contains(long, fmt.Sprintf("%d ", code)) {
+			t.Errorf("--help does not name exit code %d", code)
+		}
+		if !strings.Contains(string(document), fmt.Sprintf("\n| %d |", code)) {
+			t.Errorf("docs/gwho.md does not name exit code %d", code)
+		}
+	}
+}
+
+// TestCompletionOffersNoCommands: a name can be chosen to be one.
+func TestCompletionOffersNoCommands(t *testing.T) {
+	for word, want := range map[string]bool{
+		"alice": true, "vision/prep/main": true, "ollama.service": true, "uid:4711": true, "a@b": true, "张伟": true, "train-2_x+y": true,
+		"$(reboot)": false, "`reboot`": false, "a;reboot": false, "two words": false, "tab\tname": false, "line\nname": false,
+		"--socket=x": false, `CORP\alice`: false, "a'b": false, "a\xffb": false, "a*": false,
+	} {
+		if harmless(word) != want {
+			t.Errorf("harmless(%q) = %t", word, !want)
+		}
+	}
 }

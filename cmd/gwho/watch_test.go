@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"log/slog"
 	"net"
 	"os"
@@ -267,4 +269,58 @@ func TestWatchWithoutAShell(t *testing.T) {
 	term.await("the view", shows("q quit"))
 	term.keys("C-z", "m")
 	term.await("the view as a key has it", shows("q quit", "by memory"))
+}
+
+// TestWatchIntoAPipe: what reads the lines learns that the exporter is gone, and
+// that it is back. TERM=dumb has no screen to draw on.
+func TestWatchIntoAPipe(t *testing.T) {
+	dir, err := os.MkdirTemp("", "gwho")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	stop := exporterAt(t, socket, "good")
+	for _, flag := range []string{"--json", "-v"} {
+		command := exec.Command("gwho", "-w", "1s", flag, "--socket", socket)
+		if command.Path, err = exec.LookPath("gwho"); err != nil {
+			t.Fatal(err)
+		}
+		output, err := command.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := command.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(30*time.Second, func() { _ = command.Process.Kill() })
+		lines := bufio.NewScanner(output)
+		await := func(text string) {
+			t.Helper()
+			for lines.Scan() {
+				if flag == "--json" && !json.Valid(lines.Bytes()) {
+					t.Errorf("no JSON: %s", lines.Text())
+				}
+				if strings.Contains(lines.Text(), text) {
+					return
+				}
+			}
+			t.Fatalf("%s: no line has %q: %v", flag, text, lines.Err())
+		}
+		await("alice")
+		stop()
+		await("no answer for ")
+		stop = exporterAt(t, socket, "good")
+		await("alice")
+		if err := command.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		for lines.Scan() {
+		}
+		if err := command.Wait(); err != nil {
+			t.Errorf("%s: %v", flag, err)
+		}
+	}
+	term := newTerminal(t, "TERM=dumb gwho -w 1s --socket "+socket)
+	term.await("one answer below the other", func(s string) bool { return strings.Count(s, "gpu01") > 1 && lacks("q quit")(s) })
 }
