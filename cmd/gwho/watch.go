@@ -294,5 +294,5 @@ func (s *screen) status() string {
 	if s.failure != nil && s.answer != nil {
 		parts = append(parts, fmt.Sprintf("no answer; this one is %s old", s.now().Sub(s.answeredAt).Round(time.Second)))
 	}
-	return strings.Join(parts, "  ")
+	return strings.Join(append(parts, "/ look for", "s sort", "f free", "i idle", "v more"), "  ")
 }

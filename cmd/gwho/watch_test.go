@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"gpuledger/exporter/snapshot"
 	"gpuledger/exporter/web"
+	"gpuledger/exporter/who"
 	"gpuledger/lab/labtest"
 )
 
@@ -323,4 +325,13 @@ func TestWatchIntoAPipe(t *testing.T) {
 	}
 	term := newTerminal(t, "TERM=dumb gwho -w 1s --socket "+socket)
 	term.await("one answer below the other", func(s string) bool { return strings.Count(s, "gpu01") > 1 && lacks("q quit")(s) })
+}
+
+// TestAskAgainWaitsForTheExporter: one that has answered is not gone around,
+// even where the socket is the usual one.
+func TestAskAgainWaitsForTheExporter(t *testing.T) {
+	o := options{socket: filepath.Join(t.TempDir(), "s"), libraryPath: "/nonexistent/libnvidia-ml.so.1", procfs: "/proc"}
+	if _, err := o.askAgain(context.Background(), who.Answer{Source: who.SourceExporter}); !errors.Is(err, errNoExporter) {
+		t.Errorf("after an answer of the exporter: %v", err)
+	}
 }
