@@ -22,6 +22,11 @@ func TestManPage(t *testing.T) {
 	var page strings.Builder
 	command := newCommand(new(int), io.Discard, io.Discard)
 	command.Version, command.DisableAutoGenTag = "", true
+	more, err := os.ReadFile("../../packaging/man/gwho.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	command.Long += "\n\n" + string(more)
 	// No date of its own: the page is the same whenever it is made.
 	date := time.Unix(0, 0)
 	if err := doc.GenMan(command, &doc.GenManHeader{Title: "GWHO", Section: "1", Source: "gpuledger", Manual: "gpuledger", Date: &date}, &page); err != nil {
